@@ -170,14 +170,14 @@ def compute_boxes(tensor: Tensor, budget: int, target_bytes: int) -> list[Box]:
     if tensor.dtype.block > 1:
         return _block_boxes(tensor, budget, target_bytes)
     elements = max(1, min(target_bytes, budget // 2) // tensor.dtype.itemsize)
-    while True:
-        boxes = list(slabs(tensor.shape, elements))
-        need = max((memory_needed(tensor, box) for box in boxes[:1] + boxes[-1:]), default=0)
+    while (first := next(slabs(tensor.shape, elements), None)) is not None:
+        need = memory_needed(tensor, first)  # the first slab is the largest
         if need <= budget:
-            return boxes
-        if elements == 1 or boxes[0].volume == 1:
+            return list(slabs(tensor.shape, elements))
+        if first.volume == 1:
             raise _too_large(tensor, need, budget)
-        elements = max(1, min(elements, boxes[0].volume) // 2)
+        elements = first.volume // 2
+    return []
 
 
 def _block_boxes(tensor: Tensor, budget: int, target_bytes: int) -> list[Box]:

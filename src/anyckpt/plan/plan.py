@@ -258,5 +258,8 @@ def _describe_tensor(digest: hashlib._Hash, tensor: Tensor) -> None:
 
 
 def _identity(span: Span) -> bytes:
-    fingerprint = getattr(span.file, "fingerprint", None)
-    return f"{span.file.name}\0{span.file.size}\0{fingerprint}".encode("utf-8", "surrogateescape")
+    """What tells this state of the source from another: the local file's fingerprint where there is one."""
+    place = span.file.on_disk()
+    file = place[0] if place else span.file
+    fingerprint = getattr(file, "fingerprint", None)
+    return f"{file.name}\0{file.size}\0{fingerprint}".encode("utf-8", "surrogateescape")
