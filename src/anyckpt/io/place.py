@@ -140,7 +140,7 @@ class Place:
             on_duplicate=on_duplicate,
         )
 
-    def unreadable(self, suffixes: Iterable[str] = ("",)) -> list[Finding]:
+    def unreadable(self, suffixes: Iterable[str]) -> list[Finding]:
         """A finding for each entry with such an ending that is no file: what a reader would stumble over."""
         endings = tuple(suffixes)
         findings: list[Finding] = []
