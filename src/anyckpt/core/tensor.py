@@ -54,13 +54,14 @@ class Piece:
 class Tensor:
     """A named tensor's dtype, shape and whereabouts; either `pieces` or an `op`.
 
+    `pieces` is a tuple, or a sequence that makes each piece when it is asked for it (saves of thousands of ranks).
     Compared by identity: two descriptions of equal bytes are not the same tensor. Use `.tobytes()` or
     `anyckpt.diff` to compare values.
     """
 
     dtype: DType
     shape: Shape
-    pieces: tuple[Piece, ...] = ()
+    pieces: Sequence[Piece] = ()
     op: Op | None = None
 
     @property

@@ -65,10 +65,20 @@ def sniff(head: bytes, size: int, where: str = "") -> Finding | None:
 def complain(file: File) -> CheckpointError:
     """The exception for a file that no format claims, with the best word for what it is."""
     found = sniff(file.read(0, min(HEAD_BYTES, file.size)), file.size, file.name)
+    if found is not None and found.code == "zero-head" and _seems_all_zero(file):
+        message = "has its length and nothing but zeros: a crash came before its bytes reached the disk"
+        return fail("zero-tail", message, where=file.name, hint="use an earlier one, or copy this file again")
     if found is None:
         message = "is not a checkpoint of any known format"
         return fail("not-a-checkpoint", message, where=file.name, hint="see what is read: anyckpt formats")
     return fail(found.code, found.message, where=found.where, hint=found.hint)
+
+
+def _seems_all_zero(file: File, *, n_samples: int = 64, sample_bytes: int = 4096) -> bool:
+    """Whether samples all over the file, its end among them, hold zeros only."""
+    last = max(0, file.size - sample_bytes)
+    places = {i * last // n_samples for i in range(n_samples + 1)}
+    return not any(file.read(at, min(sample_bytes, file.size - at)).strip(b"\0") for at in sorted(places))
 
 
 def _as_text(head: bytes) -> str | None:

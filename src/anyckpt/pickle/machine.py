@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyckpt.core.inert import Global
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import fail
+from anyckpt.pickle.call import Row
 from anyckpt.pickle.opcodes import ARGUMENT_BYTES, TABLE, Stop
 from anyckpt.pickle.result import DEFAULT_LIMITS, Import, Limits, Result
 from anyckpt.pickle.semantics import Machine
@@ -30,6 +31,7 @@ def run(
     where: str = "",
     limits: Limits = DEFAULT_LIMITS,
     start: int = 0,
+    rows: Mapping[str, Row] | None = None,
 ) -> Result:
     """Interpret the stream that begins at `start`.
 
@@ -39,8 +41,9 @@ def run(
         where: what to call the stream in findings.
         limits: bounds on what the stream may make.
         start: offset of its first opcode.
+        rows: other handlers for names that the allowlist has, for streams of very many objects of a few classes.
     """
-    machine = Machine(data, persistent, where, limits, start)
+    machine = Machine(data, persistent, where, limits, start, rows)
     end, fault = _drive(machine, start)
     value = machine.stack[-1] if fault is None else _salvage(machine)
     imports = machine.imports()

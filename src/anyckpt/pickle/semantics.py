@@ -5,11 +5,12 @@ The machine's state lives here; `opcodes` moves values on its stack and `machine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyckpt.core.inert import Global, Mapping, Opaque
+from anyckpt.core.inert import Global, Opaque
+from anyckpt.core.inert import Mapping as SavedMapping
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import DEFAULT_SEVERITY, VERDICTS, Finding, Report, Severity, Verdict, fail
 from anyckpt.pickle.allow import ALLOW, classify
@@ -51,12 +52,15 @@ class Machine:
         where: str,
         limits: Limits,
         start: int,
+        rows: Mapping[str, Row] | None = None,
     ) -> None:
         self.data = data.cast("B") if isinstance(data, memoryview) else data
         self.persistent = persistent
         self.where = where
         self.limits = limits
         self.key_nodes = limits.key_nodes
+        # Only names that the allowlist has may be handled otherwise: what is safe is decided there alone.
+        self.rows = {**ALLOW, **{name: row for name, row in rows.items() if name in ALLOW}} if rows else ALLOW
         self.position = start
         self.protocol = 0
         self.stack: list[Any] = []
@@ -110,7 +114,7 @@ class Machine:
             written, why = classify(module, name)
             if written == "dangerous" and module != "__builtin__" and module != "copy_reg":
                 verdict, reason = written, why
-        row = ALLOW.get(str(resolved))
+        row = self.rows.get(str(resolved))
         if row is not None and verdict != "safe" and not row.guarded:
             row = None
         value = resolved if row is None or row.value is None else row.value
@@ -147,7 +151,7 @@ class Machine:
             return self._call_of_a_value(function, args)
         seen = self._by_global.get(function)
         if seen is None:
-            row = ALLOW.get(str(function))  # made by a handler, not by an import
+            row = self.rows.get(str(function))  # made by a handler, not by an import
         else:
             row = seen.row
             seen.n_calls += 1
@@ -200,7 +204,7 @@ class Machine:
         """The object after BUILD: the same one, or what its row makes of it."""
         if isinstance(target, Opaque):
             return self._build_opaque(target, state)
-        if isinstance(target, Mapping):
+        if isinstance(target, SavedMapping):
             if target.attributes:
                 self.report("ambiguous", f"a {target.kind} is given its attributes twice; the last are kept")
             self.spend(sum(len(part) for part in (state, *_parts(state)) if isinstance(part, dict)))
@@ -214,7 +218,7 @@ class Machine:
         return target
 
     def _build_opaque(self, target: Opaque, state: Any) -> Any:
-        row = ALLOW.get(str(target.cls)) if isinstance(target.cls, Global) else None
+        row = self.rows.get(str(target.cls)) if isinstance(target.cls, Global) else None
         if row is not None and row.build is not None:
             try:
                 value = row.build(target, state, self)
