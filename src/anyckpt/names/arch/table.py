@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from anyckpt.names.ops import SAME, Bijection
-
-Partition = Literal["replicated", "column", "row", "vocab", "qkv", "gate_up", "expert_column", "expert_row"]
+from anyckpt.names.ops import SAME, Bijection, Parting
+from anyckpt.sharding.tp import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +15,9 @@ class Rule:
     Names are patterns: `{layer}` and `{expert}` stand for numbers. A pattern of `hf` with `{expert}` beside a `name`
     without it stands for the tensors of all experts, in order. `partition` is how tensor parallelism splits `name`.
     `optional`: models may lack it (biases).
+
+    Where one Hugging Face tensor becomes several, the others are `also` and `parting` takes the place of `op`. Rules
+    of one `together` are written in the table's order when the last of their tensors has come (a layer's experts).
     """
 
     hf: tuple[str, ...]
@@ -24,14 +25,23 @@ class Rule:
     op: Bijection = SAME
     partition: Partition = "replicated"
     optional: bool = False
+    also: tuple[str, ...] = ()
+    parting: Parting | None = None
+    together: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One model family. `model_types` and `architectures` are those of Hugging Face configs."""
+    """One model family. `model_types` and `architectures` are those of Hugging Face configs.
+
+    `prefix` stands before all names but those of heads, and is missing where the bare model was saved. `ignored` are
+    globs of tensors that GGUF does not carry: buffers, poolers, tied heads.
+    """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
     gguf: tuple[Rule, ...] = ()
     megatron: tuple[Rule, ...] = ()
+    prefix: str = "model."
+    ignored: tuple[str, ...] = ()
