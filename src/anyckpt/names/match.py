@@ -19,6 +19,7 @@ from anyckpt.names.prefixes import strip
 from anyckpt.names.versions import base_prefixes, older_names
 
 MAX_CANDIDATES = 400  # names compared with each missing one
+MAX_SAMPLE = 20_000  # names that prefixes are scored by
 MAX_PREFIXES = 4  # prefixes tried, by how many names they explain
 OLDER = "older spelling"
 NEAR = 0.6  # how alike names must be to be worth showing
@@ -76,9 +77,10 @@ def match(
     """
     pairs = {name: name for name in target if name in source}
     how: dict[str, str] = {}
-    if wrappers:
+    if wrappers and len(pairs) < len(target):
         clean_source, clean_target = _clean(source), _clean(target)
         _pair(pairs, how, clean_source, clean_target, "wrapper prefix")
+    if wrappers and len(pairs) < len(target):
         sure = frozenset(base_prefixes(config))
         for prefix, source_lacks in _prefixes(clean_source, clean_target, pairs, sure):
             shifted = _shifted(clean_source, prefix, source_lacks)
@@ -89,7 +91,8 @@ def match(
             if new and fit and (prefix in sure or all(name in trial or name in optional for name in target)):
                 pairs, how = trial, trial_how
                 break
-        _pair(pairs, how, _newest(source), _newest(target), OLDER)
+        if len(pairs) < len(target):
+            _pair(pairs, how, _newest(source), _newest(target), OLDER)
     taken = set(pairs.values())
     return Match(
         pairs,
@@ -142,13 +145,14 @@ def _prefixes(
     `source`, `target`: name without wrappers -> name.
     """
     taken = set(pairs.values())
-    left_source = {clean for clean, name in source.items() if name not in taken}
-    left_target = {clean for clean, name in target.items() if name not in pairs}
+    left_source = {clean: None for clean, name in source.items() if name not in taken}
+    left_target = {clean: None for clean, name in target.items() if name not in pairs}
     scores: dict[tuple[str, bool], int] = {}
     if left_source and left_target:
         for one, other, source_lacks in ((left_source, left_target, False), (left_target, left_source, True)):
-            for prefix in _leading(one):
-                n = sum(name.startswith(prefix) and name[len(prefix) :] in other for name in one)
+            sample = list(one)[:: -(-len(one) // MAX_SAMPLE)]
+            for prefix in _leading(sample):
+                n = sum(name.startswith(prefix) and name[len(prefix) :] in other for name in sample)
                 if n:
                     scores[prefix, source_lacks] = n
     return sorted(scores, key=lambda key: (-scores[key], key[0] not in sure, key))[:MAX_PREFIXES]

@@ -156,14 +156,14 @@ def _strip_known(new: list[str], old: list[str], removed: dict[tuple[str, Where]
         row = next((row for row in _FRONT if _leads(row, new)), None)
         if row is None:
             return
-        prefix = f"{row.segment}."
-        for i, name in enumerate(new):
-            if name.startswith(prefix):
-                _note(removed, row.segment, row.made_by, "front", old[i])
-                new[i] = name[len(prefix) :]
+        hits = [i for i, name in enumerate(new) if name.startswith(f"{row.segment}.")]
+        for i in hits:
+            new[i] = new[i][len(row.segment) + 1 :]
+        _note(removed, Found(row.segment, row.made_by, "front", len(hits), old[hits[0]]))
 
 
 def _strip_anywhere(new: list[str], old: list[str], removed: dict[tuple[str, Where], Found]) -> None:
+    hits: dict[str, list[int]] = {}
     for i, name in enumerate(new):
         if not _ANYWHERE_TEXT.search(name):
             continue
@@ -172,7 +172,9 @@ def _strip_anywhere(new: list[str], old: list[str], removed: dict[tuple[str, Whe
         if gone:
             new[i] = ".".join([*(s for s in modules if s not in _ANYWHERE), last])
             for segment in gone:
-                _note(removed, segment, _ANYWHERE[segment].made_by, "anywhere", old[i])
+                hits.setdefault(segment, []).append(i)
+    for segment, at in hits.items():
+        _note(removed, Found(segment, _ANYWHERE[segment].made_by, "anywhere", len(at), old[at[0]]))
 
 
 def _leads(row: Wrapper, names: Sequence[str]) -> bool:
@@ -188,24 +190,26 @@ def _leads(row: Wrapper, names: Sequence[str]) -> bool:
 def _strip_asked(new: list[str], old: list[str], asked: str, removed: dict[tuple[str, Where], Found]) -> None:
     anywhere = asked.startswith("*.")
     segment = asked.removeprefix("*.").rstrip(".")
-    prefix, inner, hit = f"{segment}.", f".{segment}.", False
+    prefix, inner = f"{segment}.", f".{segment}."
+    hits: list[int] = []
     for i, name in enumerate(new):
         short = name.removeprefix(prefix)
         while anywhere and inner in short:
             short = short.replace(inner, ".")
         if short != name:
-            hit = True
+            hits.append(i)
             new[i] = short
-            _note(removed, segment, "", "asked", old[i])
-    if not hit and new:
+    if hits:
+        _note(removed, Found(segment, "", "asked", len(hits), old[hits[0]]))
+    elif new:
         raise UsageError(f"no name begins with {prefix!r}", hint=f"the first name is {old[0]!r}")
 
 
-def _note(removed: dict[tuple[str, Where], Found], segment: str, made_by: str, where: Where, example: str) -> None:
-    known = removed.get((segment, where))
-    removed[segment, where] = (
-        replace(known, n_names=known.n_names + 1) if known else Found(segment, made_by, where, 1, example)
-    )
+def _note(removed: dict[tuple[str, Where], Found], found: Found) -> None:
+    """Record what was taken out; of a wrapper met again (`module.module.`), the most names at once."""
+    known = removed.setdefault((found.segment, found.where), found)
+    if found.n_names > known.n_names:
+        removed[found.segment, found.where] = replace(known, n_names=found.n_names)
 
 
 def stripped(checkpoint: Checkpoint, also: Sequence[str] = ()) -> Checkpoint:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from anyckpt.core.box import Shape
 from anyckpt.core.checkpoint import Checkpoint
-from anyckpt.core.ops import WeightNorm
 from anyckpt.core.tensor import Tensor
 from anyckpt.errors import Refused
 from anyckpt.finding import DEFAULT_SEVERITY, Finding
@@ -73,6 +72,10 @@ SPELLINGS: tuple[Spelling, ...] = (
 )
 
 
+_OLDER = re.compile(r"(_[gvu]|_orig|gamma|beta)$")  # how any older name of the table ends: a quick no for the others
+_NEWER = re.compile(r"(^|\.)parametrizations\.")
+
+
 @dataclass(frozen=True, slots=True)
 class Obsolete:
     """A buffer that older versions saved and newer ones compute. `n_axes`: what tells it from a parameter."""
@@ -89,6 +92,10 @@ OBSOLETE: tuple[Obsolete, ...] = (
     Obsolete(r"(^|\.)(position_ids|token_type_ids)$", "a counting buffer", (2,)),
     Obsolete(r"(^|\.)attention\.rotary_emb\.scale$", "rotary scale, computed", (0, 1)),
 )
+
+_OBSOLETE_ENDS = (
+    "attn.masked_bias", "attention.masked_bias", "attn.bias", "attention.bias", "inv_freq", "_cached", "_ids", ".scale",
+)  # fmt: skip
 
 # What transformers (5.24) calls `base_model_prefix`: the attribute under which a model with a head keeps the model
 # without one. Model types whose prefix is their own name are in OWN_NAME; the table has the others.
@@ -148,12 +155,14 @@ class Respelled:
 def older_names(shapes: Mapping[str, Shape], *, backwards: bool = False) -> Respelled:
     """Find names in an older spelling; with `backwards`, names in the newer one and what they used to be."""
     modules: dict[str, dict[str, str]] = {}
+    mark = _NEWER if backwards else _OLDER
     for name in shapes:
-        for row_module, leaf in _splits(name, backwards):
-            modules.setdefault(row_module, {})[leaf] = name
+        if mark.search(name):
+            for row_module, leaf in _splits(name, backwards):
+                modules.setdefault(row_module, {})[leaf] = name
     new_of: dict[str, str] = {}
     counts: dict[str, int] = {}
-    for row in SPELLINGS:
+    for row in SPELLINGS if modules else ():
         before, after = (row.renames.values(), row.renames.keys()) if backwards else (row.renames, row.renames.values())
         pairs = list(zip(before, after, row.renames, strict=True))
         if backwards and row.each:
@@ -195,10 +204,11 @@ def obsolete_names(shapes: Mapping[str, Shape]) -> dict[str, str]:
     """Buffers that newer versions of their models no longer save: name -> what it is."""
     found = {}
     for name, shape in shapes.items():
-        for row in OBSOLETE:
-            if len(shape) in row.n_axes and re.search(row.pattern, name):
-                found[name] = row.why
-                break
+        if name.endswith(_OBSOLETE_ENDS):
+            for row in OBSOLETE:
+                if len(shape) in row.n_axes and re.search(row.pattern, name):
+                    found[name] = row.why
+                    break
     return found
 
 
@@ -247,6 +257,8 @@ def materialised(checkpoint: Checkpoint) -> Checkpoint:
 
     Moments belong to the two parts and have no meaning for the product: raises Refused where the checkpoint has any.
     """
+    from anyckpt.core.ops import WeightNorm  # names are looked at without numpy
+
     newer = modernised(checkpoint)
     weights = dict(newer.weights)
     for name in newer.weights:
