@@ -17,7 +17,8 @@ from anyckpt.errors import UsageError
 from anyckpt.formats.table import WriteOptions
 from anyckpt.names.ties import by_storage
 from anyckpt.plan.run import Job, Progress
-from anyckpt.verbs.convert import destination_format, refuse_errors
+from anyckpt.verbs.convert import destination_format
+from anyckpt.verbs.reading import refuse_damaged
 from anyckpt.verbs.write import Written, write_checkpoint
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def save(
     row = destination_format(target, to)
     if isinstance(tensors, Checkpoint):
         checkpoint = tensors
-        refuse_errors(checkpoint)
+        refuse_damaged(checkpoint)
     else:
         checkpoint = from_tensors(tensors)
     if metadata:
