@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.source import File
+from anyckpt.errors import UsageError
 from anyckpt.finding import Report, fail
 from anyckpt.formats.table import Format, formats
 
@@ -82,8 +83,13 @@ def _by_name(file: File) -> Format:
     raise complain(file)
 
 
-def read(place: Place, report: Report) -> Checkpoint:
-    """Read what the user named, file or folder; as `read_file`."""
+def read(place: Place, report: Report, like: Checkpoint | None = None) -> Checkpoint:
+    """Read what the user named, file or folder; as `read_file`.
+
+    `like`: a checkpoint of the same model, for formats that keep no names. Raises UsageError where the format has them.
+    """
+    if like is not None:
+        return _read_like(place, report, like)
     if not place.is_folder:
         checkpoint = read_file(place.open(), report, place)
         if place.exists("config.json"):
@@ -95,6 +101,17 @@ def read(place: Place, report: Report) -> Checkpoint:
     if row is None:
         raise fail("not-a-checkpoint", "no checkpoint of any known format is in this folder", where=str(place.path))
     return _read(row, place, report)
+
+
+def _read_like(place: Place, report: Report, like: Checkpoint) -> Checkpoint:
+    """Read with a reference: the row's `read_like(place, report, like)`."""
+    row = of_folder(place) if place.is_folder else of_file(place.open())
+    hook = getattr(row.load(), "read_like", None) if row is not None else None
+    if hook is None:
+        what = row.title if row is not None else "this"
+        raise UsageError(f"{what} has its own names and shapes", hint="leave the reference (`like`) out")
+    checkpoint: Checkpoint = hook(place, report, like)
+    return replace(checkpoint, findings=tuple(report.findings), verdict=report.verdict)
 
 
 def _read(row: Format, source: File | Place, report: Report) -> Checkpoint:

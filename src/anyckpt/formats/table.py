@@ -10,6 +10,7 @@ Either may have
 
     verify(file_or_place, checkpoint, report) -> None         what only a deep pass can check (CRCs), beyond values
     write(checkpoint, options: WriteOptions) -> list[FileLayout]     the files to be, sizes and all
+    read_like(file_or_place, report, like: Checkpoint) -> Checkpoint as `read`, with a reference for names and shapes
 """
 
 from __future__ import annotations
@@ -102,13 +103,27 @@ ROWS: tuple[Format, ...] = (
     Format("torch-legacy", "anyckpt.formats.torch.legacy", "PyTorch before 1.6", "file", magic=TORCH_STREAM,
            endings=TORCH_NAMES, training=True),
     Format("pickle", "anyckpt.formats.pickled", "bare pickle", "file", endings=TORCH_NAMES),
+    Format("megatron", "anyckpt.formats.megatron", "Megatron-LM (torch)", "folder",
+           members=("mp_rank_*/*", "*/mp_rank_*/*", "model_optim_rng.pt"), training=True),
+    Format("deepspeed-universal", "anyckpt.formats.deepspeed.universal", "DeepSpeed universal", "folder",
+           members=("zero/*",), training=True),
+    Format("deepspeed", "anyckpt.formats.deepspeed", "DeepSpeed", "folder",
+           members=("*_states.pt", "*optim_states.pt", "*/zero/optimizer_state.pt"), training=True),
+    Format("accelerate", "anyckpt.formats.accelerate", "Accelerate or Trainer folder with FSDP", "folder",
+           members=("pytorch_model_fsdp_*",), training=True),
+    Format("dcp-hf", "anyckpt.formats.dcp.hf_storage", "safetensors parts of torch.distributed.checkpoint", "folder",
+           members=("shard-*-model-*.safetensors",)),
+    Format("ranks", "anyckpt.formats.ranks", "one file a rank (FSDP, DTensor, verl)", "folder",
+           members=("*rank*.pt", "*rank*.pth", "*rank*.bin", "*rank*.ckpt"), training=True),
+    Format("megatron-dist", "anyckpt.formats.megatron.dist", "Megatron-LM (torch_dist)", "folder",
+           members=("common.pt", "*/common.pt"), training=True),
+    Format("megatron-zarr", "anyckpt.formats.megatron.zarr", "Megatron-LM (zarr)", "folder",
+           members=("common.pt", "*/common.pt"), training=True),
     Format("lightning-sharded", "anyckpt.formats.lightning", "Lightning or Fabric sharded folder", "folder",
            members=("meta.pt",), training=True),
     Format("dcp", "anyckpt.formats.dcp", "torch.distributed.checkpoint folder", "folder",
            members=(".metadata", "__*.metadata", "__*.distcp"), training=True,
            official="torch.distributed.checkpoint.save(state_dict, checkpoint_id=folder)"),
-    Format("megatron", "anyckpt.formats.megatron", "Megatron-LM (torch)", "folder",
-           members=("mp_rank_*/*", "*/mp_rank_*/*", "model_optim_rng.pt"), training=True),
     Format("peft", "anyckpt.formats.peft", "PEFT adapter", "folder",
            members=("adapter_config.json", "adapter_model.*")),
     Format("hf", "anyckpt.formats.hf", "Hugging Face folder", "folder",
