@@ -40,6 +40,8 @@ from anyckpt.cli.output import Output
 @click.option("--strip-prefixes", is_flag=True, help="Take wrapper prefixes (module., _orig_mod. …) off all names.")
 @click.option("--dense", is_flag=True, help="Make sparse and quantized tensors plain.")
 @click.option("--merge-adapter", type=click.Path(), metavar="PATH", help="Merge this PEFT adapter into the weights.")
+@click.option("--like", type=click.Path(), metavar="PATH", help="A checkpoint of the same model, or JSON {name: shape}.")
+@click.option("--world", type=click.IntRange(1), metavar="N", help="How many ranks to write a sharded format for.")
 @maker_options
 def command(out: Output, source: str, destination: str, **options: Any) -> None:
     """Write the checkpoint SOURCE to DESTINATION in another format.
@@ -50,6 +52,7 @@ def command(out: Output, source: str, destination: str, **options: Any) -> None:
     \b
     anyckpt convert checkpoint.pt model.safetensors
     anyckpt convert run/step_1000 ./model --to hf --dtype bf16
+    anyckpt convert run/step_1000 ./eight --to dcp --world 8
     """
     from anyckpt.verbs.convert import convert
 

@@ -214,7 +214,7 @@ class _Writer:
         if value.function is None:
             self.later(*value.args, then=b"Q")
         else:
-            self.later(value.function, value.args, then=b"R")
+            self.later(value.function, value.args, then=b"\x81" if value.new else b"R")
 
 
 def _fixed(opcode: bytes) -> Callable[[_Writer, Any], None]:

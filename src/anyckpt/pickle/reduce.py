@@ -31,12 +31,16 @@ class Name:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """`function(*args)`, a persistent id where `function` is None; then items of a dict, then BUILD's state."""
+    """`function(*args)`, a persistent id where `function` is None; then items of a dict, then BUILD's state.
+
+    `new`: `function` is a class, and its instance is made without calling it (`cls.__new__(cls, *args)`).
+    """
 
     function: Name | None
     args: tuple[Any, ...]
     items: dict[Any, Any] | None = None
     state: Any = None
+    new: bool = False
 
 
 def dtype_name(dtype: DType) -> Name:
@@ -154,7 +158,7 @@ _KEYS = (str, int, float, bool, bytes, complex, type(None), DType, Tensor)
 
 def checked_key(key: Any, on_opaque: Replacing) -> Any:
     """A dict key or set member that is hashable when loaded: frozensets and Namespaces lose that on the way."""
-    if isinstance(key, _KEYS) or (isinstance(key, tuple) and all(isinstance(part, _KEYS) for part in key)):
+    if isinstance(key, (*_KEYS, Call)) or (isinstance(key, tuple) and all(isinstance(part, _KEYS) for part in key)):
         return key
     if isinstance(key, Text | NumpyArray) and not (isinstance(key, NumpyArray) and not key.is_scalar):
         return key

@@ -14,6 +14,7 @@ from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.dtypes import DType
 from anyckpt.core.dtypes import dtype as dtype_named
 from anyckpt.core.tensor import Tensor
+from anyckpt.core.topology import Topology
 from anyckpt.errors import UsageError
 from anyckpt.finding import DEFAULT_SEVERITY, Finding
 from anyckpt.formats.table import Format, WriteOptions, by_ending, writable
@@ -39,6 +40,8 @@ def convert(
     strip_prefixes: bool = False,
     dense: bool = False,
     merge_adapter: str | os.PathLike[str] | None = None,
+    like: str | os.PathLike[str] | None = None,
+    world: int | None = None,
     weights: Literal["compute", "master"] = "compute",
     only: Literal["weights", "optimizer"] | None = None,
     prove: bool = False,
@@ -52,14 +55,15 @@ def convert(
 
     `to` names a format of `anyckpt formats`; without it the destination's ending decides. `include`, `exclude` and
     `keep_dtype` are globs of tensor names. `max_shard_size` and `max_memory` in bytes. `merge_adapter`: a PEFT adapter
-    folder to merge into the source. `weights="master"` writes the optimizer's fp32 masters.
+    folder to merge into the source. `like`: as in `open`. `world`: how many ranks a sharded format is written for.
+    `weights="master"` writes the optimizer's fp32 masters.
 
     Raises CheckpointError where the source has an error finding, UsageError for a request that makes no sense, Refused
     and OutOfSpace before anything is written.
     """
     target = Path(destination)
     row = destination_format(target, to)
-    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, like=like)
     refuse_damaged(checkpoint)
     notes: list[Finding] = []
     if merge_adapter is not None:
@@ -78,7 +82,8 @@ def convert(
     training = row.training and only != "weights" and checkpoint.is_training and not (include or exclude)
     if checkpoint.is_training and not training:
         notes.append(_note("lossy", "only the weights are written: optimizer, scheduler and RNG state stay behind"))
-    options = WriteOptions(target.name, max_shard_size, tied, None, {"training": training})
+    topology = None if world is None else Topology(world=world)
+    options = WriteOptions(target.name, max_shard_size, tied, topology, {"training": training})
     job = Job(max_memory=max_memory, jobs=jobs, force=force, dry_run=dry_run, prove=prove, events=events)
     written = write_checkpoint(checkpoint, target, row, options, job)
     return replace(written, findings=(*notes, *checkpoint.findings))

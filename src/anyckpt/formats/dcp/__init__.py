@@ -26,6 +26,7 @@ from anyckpt.formats.dcp.chunks import DataFiles, check_items, tensors_of
 from anyckpt.formats.dcp.items import load_object, opened, read_chunk
 from anyckpt.formats.dcp.metadata import Metadata, as_item, read_metadata
 from anyckpt.formats.dcp.tree import unflatten
+from anyckpt.formats.dcp.write import write
 from anyckpt.formats.torch.state import read_state
 from anyckpt.io.paths import printable
 from anyckpt.io.place import Place
@@ -201,4 +202,4 @@ def _compare(stored: Any, name: str, start: tuple[int, ...], metadata: Metadata,
         )
 
 
-__all__ = ["matches", "read", "read_object", "verify"]
+__all__ = ["matches", "read", "read_object", "verify", "write"]

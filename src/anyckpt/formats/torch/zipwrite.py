@@ -89,13 +89,16 @@ def state_dict(checkpoint: Checkpoint, options: WriteOptions) -> Mapping:
     return out
 
 
-def training_dict(checkpoint: Checkpoint, weights: Mapping) -> dict[str, Any]:
-    """Everything that training goes on from, under the source's own keys where those are known."""
+def training_dict(checkpoint: Checkpoint, weights: Mapping, *, by_name: bool = False) -> dict[str, Any]:
+    """Everything that training goes on from, under the source's own keys where those are known.
+
+    `by_name`: the optimizer's state is keyed by parameter names, as FSDP and DCP have it, not by numbers.
+    """
     keys = checkpoint.facts.get("keys", {})
     root = str(checkpoint.facts.get("root") or "model")
     out: dict[str, Any] = {"model" if "." in root else root: weights}
     if checkpoint.optimizer is not None:
-        out.update(optimizer_entries(checkpoint.optimizer, keys.get("optimizers", ())))
+        out.update(optimizer_entries(checkpoint.optimizer, keys.get("optimizers", ()), by_name=by_name))
     for field, usual, value in (
         ("scheduler", "lr_scheduler", checkpoint.scheduler), ("rng", "rng", checkpoint.rng),
         ("epoch", "epoch", checkpoint.epoch), ("step", "global_step", checkpoint.step),
@@ -111,17 +114,19 @@ def training_dict(checkpoint: Checkpoint, weights: Mapping) -> dict[str, Any]:
     return out
 
 
-def optimizer_entries(optimizer: Optimizer, places: Sequence[tuple[str, Any, int]]) -> dict[str, Any]:
+def optimizer_entries(
+    optimizer: Optimizer, places: Sequence[tuple[str, Any, int]], *, by_name: bool = False
+) -> dict[str, Any]:
     """The optimizer under its keys. Several that were read as one are told apart again by their numbers of groups.
 
     `places`: for each, its key, its index or name in the list or dict there (None: none), how many groups it has.
     """
     if sum(n for _, _, n in places) != len(optimizer.groups):
-        return {"optimizer": optimizer_dict(optimizer)}
+        return {"optimizer": optimizer_dict(optimizer, by_name=by_name)}
     out: dict[str, Any] = {}
     first = 0
     for key, inner, n_groups in places:
-        own = optimizer_dict(replace(optimizer, groups=optimizer.groups[first : first + n_groups]))
+        own = optimizer_dict(replace(optimizer, groups=optimizer.groups[first : first + n_groups]), by_name=by_name)
         first += n_groups
         if inner is None:
             out[key] = own
@@ -132,8 +137,8 @@ def optimizer_entries(optimizer: Optimizer, places: Sequence[tuple[str, Any, int
     return out
 
 
-def optimizer_dict(optimizer: Optimizer) -> dict[str, Any]:
-    """The state dict of a torch optimizer: numbers through the groups, and the names beside them."""
+def optimizer_dict(optimizer: Optimizer, *, by_name: bool = False) -> dict[str, Any]:
+    """The state dict of a torch optimizer: numbers through the groups, and the names beside them; or names alone."""
     numbers: dict[str, int] = {}
     groups = []
     for group in optimizer.groups:
@@ -151,6 +156,12 @@ def optimizer_dict(optimizer: Optimizer) -> dict[str, Any]:
     for name, lost in optimizer.unmatched.items():
         if name in numbers and isinstance(lost, dict):
             state.setdefault(numbers[name], {}).update(lost)
+    if by_name:
+        name_of = {number: name for name, number in numbers.items()}
+        for group in groups:
+            group.pop("param_names", None)
+            group["params"] = [name_of[i] for i in group["params"]]
+        return {"state": {name_of[i]: own for i, own in sorted(state.items())}, "param_groups": groups}
     return {"state": dict(sorted(state.items())), "param_groups": groups}
 
 
