@@ -40,7 +40,7 @@ from anyckpt.cli.output import Output
 @click.option("--strip-prefixes", is_flag=True, help="Take wrapper prefixes (module., _orig_mod. …) off all names.")
 @click.option("--dense", is_flag=True, help="Make sparse and quantized tensors plain.")
 @click.option("--merge-adapter", type=click.Path(), metavar="PATH", help="Merge this PEFT adapter into the weights.")
-@click.option("--like", type=click.Path(), metavar="PATH", help="A checkpoint of the same model, or JSON {name: shape}.")
+@click.option("--like", type=click.Path(), metavar="PATH", help="A checkpoint of the same model, for its names.")
 @click.option("--world", type=click.IntRange(1), metavar="N", help="How many ranks to write a sharded format for.")
 @maker_options
 def command(out: Output, source: str, destination: str, **options: Any) -> None:

@@ -147,10 +147,10 @@ def optimizer_dict(optimizer: Optimizer, *, by_name: bool = False) -> dict[str, 
         named = {} if all(name.isdecimal() for name in names) else {"param_names": names}
         groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": ids, **named})
     state: dict[int, dict[str, Any]] = {}
-    for slot, by_name in optimizer.slots.items():
+    for slot, tensors in optimizer.slots.items():
         if "/" in slot:
             raise Refused(f"the optimizer keeps {slot.partition('/')[0]} in a class that torch can't load plainly")
-        for name, tensor in by_name.items():
+        for name, tensor in tensors.items():
             if name in numbers:
                 state.setdefault(numbers[name], {})[slot] = _as_saved(tensor)
     for name, lost in optimizer.unmatched.items():
