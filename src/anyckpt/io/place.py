@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyckpt.core.source import File
 from anyckpt.errors import CheckpointError, UsageError
 from anyckpt.finding import Finding, Report, fail
 from anyckpt.io import json
 from anyckpt.io.bounds import byte_count
-from anyckpt.io.local import LocalFile, open_local
+from anyckpt.io.local import open_local
 from anyckpt.io.paths import kind_of, name_fault, printable, resolve
 
 MAX_ENTRIES = 1_000_000
@@ -34,6 +35,7 @@ class Place:
     folder, folder-link, pipe, device, socket, broken-link, link-loop, escaping-link, unreadable. Names stay as the
     file system has them (undecodable bytes as surrogates); show them through `paths.printable`.
     `root` and `prefix`: the folder that names may not leave, and where in it this place is.
+    `members`: of an archive that is read as a folder, its files by the names of its root; None on a disk.
     """
 
     path: Path
@@ -42,6 +44,7 @@ class Place:
     kinds: Mapping[str, str]
     root: Path
     prefix: str = ""
+    members: Mapping[str, File] | None = None
 
     @staticmethod
     def at(path: str | os.PathLike[str]) -> Place:
@@ -74,11 +77,18 @@ class Place:
             raise fail("empty-file", "has no bytes", where=shown, hint="download or copy this file again")
         return Place(path, False, (path.name,), {}, path.parent)
 
-    def open(self, name: str = "") -> LocalFile:
+    @staticmethod
+    def inside(path: Path, members: Mapping[str, File]) -> Place:
+        """The members of an archive at `path` as a folder; their names were judged by its reader."""
+        return Place(path, True, tuple(sorted(members)), {}, path, "", members)
+
+    def open(self, name: str = "") -> File:
         """The file of that name, taken from data or from `names`; no name: the file that this place is.
 
         A file's place also opens its siblings, under the same rules: parts of a set lie side by side.
         """
+        if self.members is not None:
+            return self._member(name)
         if not self.is_folder and name in ("", self.path.name):
             return open_local(self.path, os.fspath(self.path))
         if not name:
@@ -88,10 +98,14 @@ class Place:
 
     def exists(self, name: str) -> bool:
         """Whether an entry of that name is there, be it one that `open` would refuse."""
+        if self.members is not None:
+            return not name_fault(name) and self._full(name) in self.members
         return not name_fault(name) and os.path.lexists(os.path.join(self.root, self._full(name)))
 
     def size(self, name: str = "") -> int:
         """The size of one file in bytes."""
+        if self.members is not None:
+            return self._member(name).size
         if not self.is_folder and name in ("", self.path.name):
             return os.stat(self.path).st_size
         return os.stat(resolve(self.root, self._full(name))).st_size
@@ -108,6 +122,10 @@ class Place:
     def subplace(self, name: str) -> Place:
         """The folder of that name, taken from data; a link to a folder is followed if it stays inside."""
         full = self._full(name)
+        if self.members is not None:
+            below = name + "/"
+            names = tuple(n[len(below) :] for n in self.names if n.startswith(below))
+            return Place(self.root / full, True, names, {}, self.root, full, self.members)
         real = resolve(self.root, full, folder=True)
         if self.kinds.get(name) == "folder":
             below = name + "/"
@@ -151,6 +169,12 @@ class Place:
                 except CheckpointError as error:
                     findings.append(error.finding)
         return findings
+
+    def _member(self, name: str) -> File:
+        found = (self.members or {}).get(self._full(name))
+        if found is None:
+            raise fail("missing-shard", "there is no such member", where=f"{self.path}!{printable(self._full(name))}")
+        return found
 
     def _full(self, name: str) -> str:
         if reason := name_fault(name):

@@ -23,6 +23,7 @@ from anyckpt.io.paths import printable
 MAX_BYTES = 16 << 20
 MAX_DEPTH = 200
 MAX_NODES = 1_000_000
+MAX_EXPANDED = 10_000_000  # values that a reader who writes aliases out would have to hold
 _PREFIX = "tag:yaml.org,2002:"
 _BOOL = {"yes": True, "no": False, "true": True, "false": False, "on": True, "off": False}
 _INT = re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|0|[1-9][0-9_]*)")
@@ -44,13 +45,16 @@ class Document:
     duplicates: list[str] = field(default_factory=list)
 
     def judged(self) -> tuple[Verdict, str]:
-        """What loading it with its own tags obeyed would amount to, and the tag that says so."""
+        """What loading it with its own tags obeyed would amount to, and the tag that says so.
+
+        Tags of other applications (`!Ref`) are no reason: no loader of checkpoints knows them.
+        """
         worst: tuple[Verdict, str] = ("safe", "")
         for tag in self.tags:
             kind = _python_kind(tag)
             if kind.partition(":")[0] in _CALLS:
                 return "dangerous", tag
-            if kind not in _DATA:
+            if kind and kind not in _DATA:
                 worst = ("unknown", tag)
         return worst
 
@@ -83,17 +87,23 @@ def parse(data: bytes, *, where: str) -> Document:
 
 @dataclass(slots=True)
 class _Open:
-    """A collection that is not closed yet: its value, and for a mapping the key that waits for its value."""
+    """A collection that is not closed yet: its value, and for a mapping the key that waits for its value.
+
+    `size`: how many values it would be with every alias written out.
+    """
 
     target: Any
     made: Any
+    anchor: str | None
     key: Any = None
     has_key: bool = False
+    size: int = 1
 
 
 def _fold(events: Iterator[Any], where: str) -> Document:
     found = Document(None)
     anchors: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
     stack: list[_Open] = []
     n_nodes = n_documents = 0
     for event in events:
@@ -104,7 +114,10 @@ def _fold(events: Iterator[Any], where: str) -> Document:
                 raise fail("bad-yaml", "holds more than one document", where=where)
             continue
         if kind in ("SequenceEndEvent", "MappingEndEvent"):
-            _put(stack, stack.pop().made, found)
+            done = stack.pop()
+            if done.anchor is not None:
+                sizes[done.anchor] = done.size
+            _put(stack, done.made, found, done.size, where)
             continue
         if kind not in ("ScalarEvent", "AliasEvent", "SequenceStartEvent", "MappingStartEvent"):
             continue
@@ -114,7 +127,7 @@ def _fold(events: Iterator[Any], where: str) -> Document:
         if kind == "AliasEvent":
             if event.anchor not in anchors:
                 raise fail("bad-yaml", f"refers to {printable(event.anchor)!r}, not defined before", where=where)
-            _put(stack, anchors[event.anchor], found)
+            _put(stack, anchors[event.anchor], found, sizes.get(event.anchor, 1), where)
             continue
         if kind == "ScalarEvent":
             value = _scalar(event.value, event.tag, event.implicit[0])
@@ -124,20 +137,23 @@ def _fold(events: Iterator[Any], where: str) -> Document:
             made = _tagged(value, event.tag, found)
             if len(stack) >= MAX_DEPTH:
                 raise fail("too-deep", f"is nested more than {MAX_DEPTH} levels deep", where=where)
-            stack.append(_Open(value, made))
+            stack.append(_Open(value, made, event.anchor))
         if event.anchor is not None:
             anchors[event.anchor] = made
         if kind == "ScalarEvent":
-            _put(stack, made, found)
+            _put(stack, made, found, 1, where)
     return found
 
 
-def _put(stack: list[_Open], value: Any, found: Document) -> None:
+def _put(stack: list[_Open], value: Any, found: Document, size: int, where: str) -> None:
     """Give a finished value to the collection around it."""
     if not stack:
         found.value = value
         return
     around = stack[-1]
+    around.size += size
+    if around.size > MAX_EXPANDED:
+        raise fail("limit-exceeded", f"its aliases multiply into over {MAX_EXPANDED:,} values", where=where)
     if isinstance(around.target, list):
         around.target.append(value)
     elif not around.has_key:
@@ -168,7 +184,7 @@ def _tagged(value: Any, tag: str | None, found: Document) -> Any:
 
 
 def _python_kind(tag: str) -> str:
-    return tag.removeprefix(_PREFIX).removeprefix("python/") if tag.startswith(_PREFIX + "python/") else "?"
+    return tag.removeprefix(_PREFIX).removeprefix("python/") if tag.startswith(_PREFIX + "python/") else ""
 
 
 def _scalar(text: str, tag: str | None, is_plain: bool) -> Any:

@@ -18,7 +18,7 @@ from anyckpt.core.source import File
 from anyckpt.core.tensor import Tensor
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import Report
-from anyckpt.formats import of_file, read_file
+from anyckpt.formats import of_file, read_file, yamled
 from anyckpt.formats.hf.order import in_model_order
 from anyckpt.formats.torch import archive as torch_archive
 from anyckpt.formats.torch import zip as torch_zip
@@ -110,6 +110,9 @@ def _is_saved(name: str) -> bool:
 
 def _look_into(place: Place, name: str, beside: Beside, report: Report) -> None:
     file = place.open(name)
+    if name.endswith(yamled.ENDINGS):
+        yamled.read_yaml(file, report)
+        return
     row = of_file(file) if file.size else None
     if row is None or row.name in ("safetensors", "npy"):
         if _is_saved(name):

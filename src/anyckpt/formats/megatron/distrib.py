@@ -50,7 +50,7 @@ def read_flat(state: RankState, saved: Any, report: Report, where: str, pp: int)
         owned = shares(state, heads if len(heads) == len(bodies) else bodies)
     for body, own in zip(bodies, owned, strict=True):
         if isinstance(body, dict):
-            _read_body(state, body, own, found, report, where, pp)
+            read_body(state, body, own, found, report, where, pp)
     for head, own in zip(heads, shares(state, heads), strict=True):
         inner = inner_of(head)
         for group in inner["param_groups"] if inner else ():
@@ -66,9 +66,10 @@ def of_group(group: Mapping[Any, Any], own: Sequence[Local], state: RankState) -
     return [x for x in own if parts.decays(x[1], state.chunks[x[0]][x[1]].ndim) != rest]
 
 
-def _read_body(
+def read_body(
     state: RankState, body: dict[Any, Any], own: Sequence[Local], found: RankSlots, report: Report, where: str, pp: int
 ) -> None:
+    """Add to `found` what the flat buffers of one optimizer hold of the parameters `own`."""
     kinds = buffer_parameters(state, own)
     for key in sorted(k for k in body if isinstance(k, int)):
         by_dtype = body[key]

@@ -15,7 +15,7 @@ some tensor shards were never written (Megatron-LM issue 4200).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,7 @@ def topology_of(args: Mapping[str, Any]) -> Topology:
 def read_grid(place: Place, report: Report) -> Grid:
     """Read every rank's file. Raises the first error where none can be read."""
     read: list[tuple[RankName, Mapping[str, Any], tuple[Import, ...]]] = []
+    damaged: list[RankName] = []
     for name in rank_names(place):
         try:
             file = place.open(name.file)
@@ -134,10 +135,24 @@ def read_grid(place: Place, report: Report) -> Grid:
             read.append((name, {str(k): v for k, v in saved.value.items()}, saved.imports))
         except CheckpointError as error:
             report.extend([error.finding])
+            damaged.append(name)
     if not read:
         raise CheckpointError(report.errors[0])
     args = arguments(read[0][1].get("args"))
-    topology = _by_names(topology_of(args), [name for name, _, _ in read], bool(args))
+    return on_grid(read, topology_of(args) if args else None, report, damaged)
+
+
+def on_grid(
+    read: Sequence[tuple[RankName, Mapping[str, Any], tuple[Import, ...]]],
+    sizes: Topology | None,
+    report: Report,
+    damaged: Sequence[RankName] = (),
+) -> Grid:
+    """Put ranks, as (name, contents, imports), at their places.
+
+    `sizes`: those of the run; without them what the names show. `damaged`: files that are there, but can't be read.
+    """
+    topology = sizes or _by_names([*(name for name, _, _ in read), *damaged])
     states: dict[Rank, RankState] = {}
     for name, root, imports in read:
         rank = _rank(name, topology)
@@ -148,14 +163,12 @@ def read_grid(place: Place, report: Report) -> Grid:
             continue
         states[rank] = _state(name.file, rank, root, imports)
     grid = Grid(states, topology)
-    _check(grid, [name.file for name in rank_names(place)], report)
+    _check(grid, {_rank(name, topology) for name in damaged}, report)
     return grid
 
 
-def _by_names(found: Topology, names: list[RankName], has_args: bool) -> Topology:
-    """The sizes, grown to what the files' names show where no options say (or options of a lone rank say less)."""
-    if has_args:
-        return found
+def _by_names(names: Sequence[RankName]) -> Topology:
+    """The sizes as far as the files' names show them."""
     tp = max(name.tp for name in names) + 1
     pp = max((name.pp if name.pp is not None else name.rest[0] if name.rest else 0) for name in names) + 1
     ep = max((name.rest[1] if len(name.rest) > 1 else 0) for name in names) + 1
@@ -211,7 +224,7 @@ def flatten(tree: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, others
 
 
-def _check(grid: Grid, files: list[str], report: Report) -> None:
+def _check(grid: Grid, damaged: set[Rank], report: Report) -> None:
     """Is every rank there, of one iteration, one run?"""
     topology = grid.topology
     written = written_ranks(topology)
@@ -226,7 +239,7 @@ def _check(grid: Grid, files: list[str], report: Report) -> None:
         )  # fmt: skip
     missing = [
         (t, p, e) for p in range(topology.pp) for t, e in written
-        if (t, p, e) not in grid.states and not _damaged(grid, (t, p, e), files)
+        if (t, p, e) not in grid.states and (t, p, e) not in damaged
     ]
     if missing:
         listed = ", ".join(_title(rank, topology) for rank in missing[:4])
@@ -252,12 +265,6 @@ def _check(grid: Grid, files: list[str], report: Report) -> None:
             break
         if not state.chunks:
             report.add("missing-tensor", "holds no model", where=state.file)
-
-
-def _damaged(grid: Grid, rank: Rank, files: list[str]) -> bool:
-    """Whether the rank's file is there, but could not be read, which was told."""
-    read = {state.file for state in grid.states.values()}
-    return any(file not in read and file.startswith(_title(rank, grid.topology) + "/") for file in files)
 
 
 def _title(rank: Rank, topology: Topology) -> str:
