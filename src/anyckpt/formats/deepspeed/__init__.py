@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anyckpt.core.checkpoint import Checkpoint
+from anyckpt.core.layout import FileLayout
 from anyckpt.finding import Report
 from anyckpt.formats.deepspeed.files import chosen_step, is_step, is_universal, steps_in, unfinished
+from anyckpt.formats.table import WriteOptions
 from anyckpt.io.place import Place
 
 
@@ -35,3 +37,10 @@ def read(place: Place, report: Report) -> Checkpoint:
 
     checkpoint = with_surroundings(place, folder, checkpoint, report)
     return replace(checkpoint, path=str(place.path), facts={**checkpoint.facts, "tag": tag})
+
+
+def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
+    """ZeRO for the ranks and stage of `options.topology`, the source's where it names none; see `write_zero`."""
+    from anyckpt.formats.deepspeed import write_zero
+
+    return write_zero.write(checkpoint, options)

@@ -42,10 +42,17 @@ class Step:
         return self.model(min(self.models)) if self.models else {}
 
 
-def load(loader: Loader, parts: Iterable[Part], report: Report) -> Step:
-    """Load every file of the step. Of files with and without `bf16_`, those of the run's own mode are read."""
+def load(loader: Loader, parts: Iterable[Part], report: Report, *, universal: bool = False) -> Step:
+    """Load every file of the step. Of files with and without `bf16_`, those of the run's own mode are read.
+
+    A `universal` folder may have model files for engines of both kinds; those with the module in them are read.
+    """
     parts = list(parts)
     step = Step()
+    if universal and any(part.kind == "model" and part.dp < 0 for part in parts):
+        for part in [p for p in parts if p.kind == "model" and p.dp >= 0]:
+            loader.dict(part)  # judged all the same
+            parts.remove(part)
     for part in parts:
         if part.kind != "optim":
             value = loader.dict(part)

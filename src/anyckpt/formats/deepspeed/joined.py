@@ -26,6 +26,7 @@ class Joined:
     strange: dict[str, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     stages: list[list[str]] = field(default_factory=list)  # parameters of each pipeline stage
+    layers: dict[int, str] = field(default_factory=dict)  # pipeline layer -> what its names begin with
 
 
 def add_groups(into: Joined, groups: Sequence[Group], *, shuffled: bool = False) -> None:

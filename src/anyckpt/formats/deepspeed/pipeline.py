@@ -43,8 +43,9 @@ def add_layers(
             for rank in range(tp)
         ]
         lead = f"{layer}."
+        model.layers[layer] = lead
         if tied and str(layer) not in numbered and (key := _key(parts[0], tied)) is not None:
-            lead = f"{TIED}{key}."
+            lead = model.layers[layer] = f"{TIED}{key}."
         for rank in [r for r in range(tp) if r not in by_rank]:
             report.add(
                 "missing-shard", f"is not there: the run had {tp} tensor-parallel ranks",

@@ -55,7 +55,7 @@ OWN_KEYS = frozenset(
 
 KEPT_KEYS = (
     "skipped_steps", "global_samples", "data_sampler", "random_ltd", "ds_config", "ds_version", "num_experts",
-    "universal_checkpoint_info", "buffer_names", "sparse_tensor_module_names",
+    "universal_checkpoint_info", "sparse_tensor_module_names",
 )
 OPTIMIZER_KEYS = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
 
@@ -87,7 +87,7 @@ def read_step(place: Place, report: Report) -> Checkpoint:
         report.add("tied", f"{printable(alias)} is {printable(name)}", where=step.names.get(("model", 0, 0), ""))
     facts = {
         "container": "BF16_Optimizer" if stage < 0 else f"ZeRO-{stage}" if stage else "no ZeRO",
-        "zero_stage": stage, "stages": model.stages if step.layers else (),
+        "zero_stage": stage, "stages": model.stages if step.layers else (), "layers": model.layers,
     }
     return replace(
         found, weights=model.weights, aliases=aliases, optimizer=optimizer, facts={**found.facts, **facts},
@@ -212,6 +212,8 @@ def assemble(
     first = step.first
     state: dict[str, Any] = {key: value for key, value in first.items() if key not in OWN_KEYS}
     state["deepspeed"] = {**kept, **{key: first[key] for key in KEPT_KEYS if first.get(key) is not None}}
+    stages = [sequence(files[min(files)].get("buffer_names")) for files in step.models.values() if files]
+    state["deepspeed"]["buffer_names"] = list(dict.fromkeys(str(name) for names in stages for name in names))
     imports = tuple(loader.imports)
     return Checkpoint(
         format="deepspeed", path=str(place.path), weights={}, step=as_count(first.get("global_steps")),

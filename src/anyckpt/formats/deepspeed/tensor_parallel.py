@@ -6,7 +6,7 @@ Regular expressions matched at the beginning of a name say how its slices make t
     tp_replicated_parameter_patterns              equal on all ranks
     parameter_to_average_patterns                 equal, but for rounding: DeepSpeed averages them, we take the first
     parameter_with_row_parallelism_patterns       cut along axis 1
-    vocabulary_parameter_patterns                 cut along axis 0, padded to original_vocab_size and more
+    vocabulary_parameter_patterns                 cut along axis 0, the last rank's rows padded (kept as they are)
     parameter_with_2_sub_params_cat_dim_0         each rank holds its half of two parameters, one after the other
     parameter_with_sub_params                     the same for sub parameters of any sizes along any axis
 """
@@ -136,10 +136,12 @@ def merged_tensors(name: str, parts: Sequence[Tensor], rules: Rules, report: Rep
             pieces += [_slab(part, axis, at, at + each) for part in parts]
             at += each
         return ops.concat(pieces, axis)
-    joined = ops.concat(parts, axis)
-    if rule.how == "vocabulary" and 0 < rules.vocabulary < joined.shape[0]:
-        return _slab(joined, 0, 0, rules.vocabulary)
-    return joined
+    return ops.concat(parts, axis)
+
+
+def without_padding(tensor: Tensor, rules: Rules) -> Tensor:
+    """A vocabulary's rows without those that pad it for the tensor-parallel ranks."""
+    return _slab(tensor, 0, 0, rules.vocabulary) if 0 < rules.vocabulary < tensor.shape[0] else tensor
 
 
 def split(name: str, tensor: Tensor, tp: int, rules: Rules) -> list[Tensor]:

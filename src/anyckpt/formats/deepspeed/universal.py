@@ -21,6 +21,7 @@ from typing import Any
 from anyckpt.core import ops
 from anyckpt.core.box import Shape
 from anyckpt.core.checkpoint import Checkpoint, Optimizer
+from anyckpt.core.layout import FileLayout
 from anyckpt.core.tensor import Tensor
 from anyckpt.core.topology import Topology
 from anyckpt.finding import Report
@@ -28,6 +29,7 @@ from anyckpt.formats.deepspeed.contents import compute_dtype, load
 from anyckpt.formats.deepspeed.files import chosen_step, is_universal, parts_in, unfinished
 from anyckpt.formats.deepspeed.load import Loader, mapping, options_of, sequence, tensor_of
 from anyckpt.formats.deepspeed.step import OPTIMIZER_KEYS, assemble, model_shapes
+from anyckpt.formats.table import WriteOptions
 from anyckpt.formats.torch.optimizer import kind_of
 from anyckpt.io.paths import printable
 from anyckpt.io.place import Place
@@ -47,10 +49,17 @@ def read(place: Place, report: Report) -> Checkpoint:
     return read_universal(folder, report)
 
 
+def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
+    """The folder to be; see `write_universal`."""
+    from anyckpt.formats.deepspeed import write_universal
+
+    return write_universal.write(checkpoint, options)
+
+
 def read_universal(place: Place, report: Report) -> Checkpoint:
     """Describe the universal folder `place`."""
     loader = Loader(place, report)
-    step = load(loader, parts_in(place.names), report)
+    step = load(loader, parts_in(place.names), report, universal=True)
     named = model_shapes(step)
     shapes = {name: shape for one in named for name, shape in one.items()}
     saved = mapping(loader.object(GLOBAL_STATE)) if GLOBAL_STATE in place.names else {}

@@ -47,7 +47,7 @@ def read_unpartitioned(
     if not all(is_optimizer(one) for one in dicts):
         return None, kept
     optimizer = read_optimizer(dicts, weights, report, aliases=model.aliases, where=where)
-    return (_by_stage(optimizer, len(dicts)) if len(dicts) > 1 else optimizer), kept
+    return (_by_stage(optimizer, len(dicts), model) if len(dicts) > 1 else optimizer), kept
 
 
 def _with_masters(saved: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -61,11 +61,13 @@ def _with_masters(saved: Mapping[Any, Any]) -> dict[Any, Any]:
     return {**inner, "state": with_masters}
 
 
-def _by_stage(optimizer: Optimizer, n_stages: int) -> Optimizer:
+def _by_stage(optimizer: Optimizer, n_stages: int, model: Joined) -> Optimizer:
     """Groups of one number in every stage are one group."""
     each, rest = divmod(len(optimizer.groups), n_stages)
-    if rest:
+    if rest or not each:
         return optimizer
+    starts = range(0, len(optimizer.groups), each)
+    model.stages = [[n for group in optimizer.groups[i : i + each] for n in group["params"]] for i in starts]
     groups = []
     for index in range(each):
         same = optimizer.groups[index::each]
