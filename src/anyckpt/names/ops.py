@@ -48,7 +48,7 @@ TRANSPOSE = Bijection("transpose", lambda ts, _: _transposed(ts[0]), lambda t, _
 
 def heads_of(config: Config) -> tuple[int, int]:
     """Attention heads, and heads of keys and values."""
-    n_heads = int(config["num_attention_heads"])
+    n_heads = int(config["num_attention_heads"] if "num_attention_heads" in config else config["n_head"])
     return n_heads, int(config.get("num_key_value_heads") or n_heads)
 
 
@@ -118,3 +118,49 @@ def _join_kv_b(ts: Sequence[Tensor], config: Config) -> Tensor:
 
 KV_B = Parting("MLA's keys and values", _split_kv_b, _join_kv_b)
 """kv_b_proj [heads · (nope + v), rank] ↔ k_b [heads, rank, nope] and v_b [heads, v, rank] (llama.cpp since build 4871)."""
+
+
+def _groups(config: Config, rows: int) -> tuple[int, int, int]:
+    """Query groups, query heads in each, rows of a head, of a fused query-key-value of so many rows."""
+    n_heads, n_groups = heads_of(config)
+    return n_groups, n_heads // n_groups, rows // (n_heads + 2 * n_groups)
+
+
+def _interleave(ts: Sequence[Tensor], config: Config) -> Tensor:
+    n_groups, n_queries, size = _groups(config, sum(t.shape[0] for t in ts))
+    rest = ts[0].shape[1:]
+    parts = [ops.reshape(t, (n_groups, n * size, *rest)) for t, n in zip(ts, (n_queries, 1, 1), strict=True)]
+    return ops.reshape(ops.concat(parts, 1), (n_groups * (n_queries + 2) * size, *rest))
+
+
+def _deinterleave(t: Tensor, config: Config) -> list[Tensor]:
+    n_groups, n_queries, size = _groups(config, t.shape[0])
+    rest = t.shape[1:]
+    grouped = ops.reshape(t, (n_groups, (n_queries + 2) * size, *rest))
+    parts = _cut(grouped, 1, [n_queries * size, size, size])
+    return [ops.reshape(p, (n_groups * p.shape[1], *rest)) for p in parts]
+
+
+QKV = Bijection("query groups", _interleave, _deinterleave)
+"""q, k, v ↔ Megatron's rows: for each query group its query heads, one key head, one value head."""
+
+GATED = Bijection(
+    "gate over up", lambda ts, _: ops.concat(ts, 0), lambda t, _: _cut(t, 0, [t.shape[0] // 2] * 2)
+)
+"""gate_proj, up_proj ↔ one matrix with the gate's rows first."""
+
+
+def _split_thirds(t: Tensor, config: Config) -> list[Tensor]:
+    return _cut(t, 0, [t.shape[0] // 3] * 3)
+
+
+QKV_TRANSPOSED = Bijection(
+    "fused query-key-value, transposed",
+    lambda ts, c: _interleave(_split_thirds(_rows_first(ts[0]), c), c),
+    lambda t, c: [_rows_first(ops.concat(_deinterleave(t, c), 0))],
+)
+"""GPT-2's c_attn [in, q; k; v] ↔ Megatron's rows by heads."""
+
+
+def _rows_first(t: Tensor) -> Tensor:
+    return _transposed(t) if t.ndim == 2 else t

@@ -86,7 +86,8 @@ def forward(
     for r, rule in enumerate(rules):
         for i, pattern in enumerate(rule.hf):
             places.setdefault(pattern, []).append((r, i))
-    held: dict[tuple[int, int], dict[tuple[int, int], str]] = {}  # (rule, layer) -> (which of hf, expert) -> name
+    # (rule, layer, expert where the rule makes one of each) -> (which of hf, expert among those it takes) -> name
+    held: dict[tuple[int, int, int], dict[tuple[int, int], str]] = {}
     last: dict[tuple[str, int], int] = {}
     ignored: list[str] = []
     for position, name in enumerate(weights):
@@ -99,15 +100,16 @@ def forward(
         template, numbers = template_of(found)
         layer, expert = (*numbers, -1, -1)[:2]
         for r, i in places[template]:
-            held.setdefault((r, layer), {})[i, expert] = name
+            own, among = (expert, -1) if "{expert}" in rules[r].name else (-1, expert)
+            held.setdefault((r, layer, own), {})[i, among] = name
             last[_group(rules, r), layer] = position
-    order = sorted(held, key=lambda key: (last[_group(rules, key[0]), key[1]], key[0]))
+    order = sorted(held, key=lambda key: (last[_group(rules, key[0]), key[1]], key[0], key[2]))
     tensors: dict[str, Tensor] = {}
-    for r, layer in order:
-        rule, parts = rules[r], held[r, layer]
-        _check_complete(rule, layer, parts)
+    for r, layer, own in order:
+        rule, parts = rules[r], held[r, layer, own]
+        _check_complete(rule, layer, own, parts)
         sources = [weights[parts[key]] for key in sorted(parts)]
-        names = [_filled(n, layer) for n in (rule.name, *rule.also)]
+        names = [_filled(n, layer, own) for n in (rule.name, *rule.also)]
         made = rule.parting.split(sources[0], config) if rule.parting else [rule.op.forward(sources, config)]
         tensors.update(zip(names, made, strict=True))
     return Mapped(tensors, tuple(ignored))
@@ -129,13 +131,13 @@ def inverse(weights: Mapping[str, Tensor], rules: Sequence[Rule], config: Mappin
         found = places.get(template)
         if found is None:
             raise _unmapped(name, [*places])
-        layer = numbers[0] if numbers else -1
+        layer, expert = (*numbers, -1, -1)[:2]
         if found.parting:
-            parts = [tensor, *(weights[_filled(n, layer)] for n in found.also)]
+            parts = [tensor, *(weights[_filled(n, layer, expert)] for n in found.also)]
             made = [found.parting.join(parts, config)]
         else:
             made = found.op.inverse(tensor, config)
-        names = [_filled(n, layer) for n in found.hf]
+        names = [_filled(n, layer, expert) for n in found.hf]
         if len(names) == 1 and "{expert}" in names[0]:
             names = [names[0].replace("{expert}", str(i)) for i in range(len(made))]
         tensors.update(zip(names, made, strict=True))
@@ -157,18 +159,19 @@ def _group(rules: Sequence[Rule], r: int) -> str:
     return rules[r].together or str(r)
 
 
-def _check_complete(rule: Rule, layer: int, parts: Mapping[tuple[int, int], str]) -> None:
-    """All tensors of a rule must be there, experts without a gap."""
+def _check_complete(rule: Rule, layer: int, own: int, parts: Mapping[tuple[int, int], str]) -> None:
+    """All tensors of a rule must be there, experts without a gap. `own`: the expert that the rule is for, -1: all."""
     n_experts = max(e for _, e in parts) + 1
     for i, pattern in enumerate(rule.hf):
-        for expert in range(n_experts) if "{expert}" in pattern else (-1,):
+        for expert in range(n_experts) if "{expert}" in pattern and own < 0 else (-1,):
             if (i, expert) not in parts:
-                name = _filled(pattern, layer).replace("{expert}", str(expert))
+                name = _filled(pattern, layer, max(own, expert))
                 raise fail("missing-tensor", f"{name} is missing, beside {next(iter(parts.values()))}")
 
 
-def _filled(pattern: str, layer: int) -> str:
-    return pattern.replace("{layer}", str(layer))
+def _filled(pattern: str, layer: int, expert: int = -1) -> str:
+    name = pattern.replace("{layer}", str(layer))
+    return name.replace("{expert}", str(expert)) if expert >= 0 else name
 
 
 def _unmapped(name: str, patterns: list[str]) -> Exception:

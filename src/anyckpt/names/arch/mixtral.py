@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from anyckpt.names.arch import rows
+from anyckpt.names import settings
+from anyckpt.names.arch import megatron, rows
 from anyckpt.names.arch.table import Architecture
 
 ARCHITECTURE = Architecture(
@@ -13,5 +14,12 @@ ARCHITECTURE = Architecture(
         *rows.experts((("w1", "ffn_gate_exps"), ("w2", "ffn_down_exps"), ("w3", "ffn_up_exps")), "block_sparse_moe"),
         *rows.FUSED_EXPERTS,
     ),
+    megatron=(
+        *megatron.ENDS, *megatron.NORMS, *megatron.ATTENTION,
+        megatron.row("block_sparse_moe.gate.weight", "mlp.router.weight"),
+        *megatron.experts("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    settings=(*settings.DECODER, *settings.MIXTRAL), implied={**settings.GATED, **settings.EXPERTS},
+    constants=settings.SILU,
     ignored=rows.BUFFERS,
 )  # fmt: skip

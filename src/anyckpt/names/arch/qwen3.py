@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from anyckpt.names.arch import rows
+from anyckpt.names import settings
+from anyckpt.names.arch import megatron, rows
 from anyckpt.names.arch.table import Architecture
 
 ARCHITECTURE = Architecture(
@@ -11,5 +12,7 @@ ARCHITECTURE = Architecture(
         *rows.ends(), *rows.NORMS, *rows.attention(), *rows.MLP,
         *(rows.row(f"{hf}.weight", f"{gguf}.weight") for hf, gguf in rows.QK_NORMS),
     ),
+    megatron=(*megatron.DECODER, *megatron.QK_NORMS),
+    settings=settings.DECODER, implied={**settings.GATED, "qk_layernorm": True}, constants=settings.SILU,
     ignored=rows.BUFFERS,
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from anyckpt.names.arch import rows
+from anyckpt.names import settings
+from anyckpt.names.arch import megatron, rows
 from anyckpt.names.arch.table import Architecture
 
 ARCHITECTURE = Architecture(
@@ -12,5 +13,11 @@ ARCHITECTURE = Architecture(
         *(rows.row(f"{hf}.weight", f"{gguf}.weight") for hf, gguf in rows.QK_NORMS),
         rows.row("mlp.gate.weight", "ffn_gate_inp.weight"), *rows.QWEN_EXPERTS,
     ),
+    megatron=(
+        *megatron.DECODER, *megatron.QK_NORMS, megatron.row("mlp.gate.weight", "mlp.router.weight"),
+        *megatron.experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    ),
+    settings=(*settings.DECODER, *settings.QWEN_EXPERTS),
+    implied={**settings.GATED, **settings.EXPERTS, "qk_layernorm": True}, constants=settings.SILU,
     ignored=rows.BUFFERS,
 )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from anyckpt.names.ops import SAME, Bijection, Parting
 from anyckpt.sharding.tp import Partition
@@ -31,11 +33,24 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A property of a model in both configs: Hugging Face's key, Megatron's argument; `default`: without the key."""
+
+    hf: str
+    megatron: str
+    default: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """One model family. `model_types` and `architectures` are those of Hugging Face configs.
 
     `prefix` stands before all names but those of heads, and is missing where the bare model was saved. `ignored` are
     globs of tensors that GGUF does not carry: buffers, poolers, tied heads.
+
+    `settings` are the sizes of the model in both configs (`names.settings` has those of all decoders). `implied`:
+    Megatron's arguments that every such model has, by which it is also recognised; `constants`: the same of its
+    Hugging Face config.
     """
 
     name: str
@@ -45,3 +60,6 @@ class Architecture:
     megatron: tuple[Rule, ...] = ()
     prefix: str = "model."
     ignored: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
