@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from anyckpt.core.inert import Global, Opaque
 from anyckpt.finding import Verdict, fail
+
+if TYPE_CHECKING:
+    from anyckpt.pickle.stamps import Stamp
 
 How = Literal["REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST"]
 
@@ -65,7 +68,7 @@ class Row:
     `call` None: it may be named, not called. `build` makes the final value when BUILD gives a state to what `call`
     returned; without it the state is kept on the Opaque. `value` is what naming it gives, None for a plain Global.
     `rebuilds` marks the functions that `_rebuild_from_type_v2` may be told to call. `guarded`: only the calls that its
-    handler accepts are harmless; naming it without such a call is dangerous.
+    handler accepts are harmless; naming it without such a call is dangerous. `stamp` reads an instance in one step.
     """
 
     call: Handler | None = None
@@ -73,6 +76,7 @@ class Row:
     value: Any = None
     rebuilds: bool = False
     guarded: bool = False
+    stamp: Stamp | None = None
 
 
 def record(call: Call) -> Any:

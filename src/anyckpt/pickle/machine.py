@@ -16,11 +16,13 @@ from anyckpt.pickle.call import Row
 from anyckpt.pickle.opcodes import ARGUMENT_BYTES, TABLE, Stop
 from anyckpt.pickle.result import DEFAULT_LIMITS, Import, Limits, Result
 from anyckpt.pickle.semantics import Machine
+from anyckpt.pickle.stamps import OutOfOrder, SparseMemo, Stream, wanted
 from anyckpt.pickle.sweep import swept
 
 __all__ = ["Import", "Limits", "Result", "run"]
 
 _UINT4 = struct.Struct("<I").unpack_from
+STAMP_BYTES = 1 << 16  # smaller streams are not worth a look at what they name
 _BLOCK = 1 << 14  # opcodes between two looks at what has grown
 
 
@@ -44,7 +46,14 @@ def run(
         rows: other handlers for names that the allowlist has, for streams of very many objects of a few classes.
     """
     machine = Machine(data, persistent, where, limits, start, rows)
-    end, fault = _drive(machine, start)
+    try:
+        if rows and isinstance(data, bytes) and len(data) >= STAMP_BYTES and any(row.stamp for row in rows.values()):
+            machine.memo = SparseMemo(wanted(data))
+            machine.stream = Stream(data, machine.memo)
+        end, fault = _drive(machine, start)
+    except OutOfOrder:
+        machine = Machine(data, persistent, where, limits, start, rows)
+        end, fault = _drive(machine, start)
     value = machine.stack[-1] if fault is None else _salvage(machine)
     imports = machine.imports()
     if fault is not None:

@@ -18,6 +18,7 @@ from anyckpt.pickle.call import UNREADABLE, Call, How, Row, unreadable
 from anyckpt.pickle.keys import add_pairs, key_fault
 from anyckpt.pickle.renames import to_python3
 from anyckpt.pickle.result import Import, Limits
+from anyckpt.pickle.stamps import Stream
 from anyckpt.pickle.storage import sketch
 
 CALL_RESULT = Global("", "call result")
@@ -66,6 +67,7 @@ class Machine:
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.stream: Stream | None = None  # set where instances may be read in one step
         # id of a placeholder that BUILD turned into something else -> (placeholder, kept alive; its final value).
         self.replaced: dict[int, tuple[Any, Any]] = {}
         self.report_ = Report()
@@ -140,6 +142,14 @@ class Machine:
         return tuple(out)
 
     # -- calling -----------------------------------------------------------------------------------------------------
+
+    def stamped(self, cls: Any, pos: int) -> int | None:
+        """Read instances in one step onto the stack; the offset behind them, None where that can't be done here."""
+        seen = self._by_global.get(cls) if type(cls) is Global else None
+        if seen is None or seen.row is None or seen.row.stamp is None or self.stream is None:
+            return None
+        seen.n_calls += 1
+        return seen.row.stamp(self.stream, pos, self.stack)
 
     def invoke(self, function: Any, args: Any, how: How = "REDUCE") -> Any:
         """What a call gives, for handlers that call on behalf of another."""

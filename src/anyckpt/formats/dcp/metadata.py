@@ -26,6 +26,7 @@ from anyckpt.core.box import Shape
 from anyckpt.core.dtypes import DType
 from anyckpt.core.inert import Opaque
 from anyckpt.finding import Report, fail
+from anyckpt.formats.dcp import stamps
 from anyckpt.io.bounds import byte_count
 from anyckpt.io.paths import printable
 from anyckpt.pickle.call import UNREADABLE, Context, Row, record, unreadable
@@ -215,8 +216,8 @@ def _array(rows: list[Shape], n_axes: int) -> Ints:
 
 _METADATA = "torch.distributed.checkpoint.metadata."
 ROWS: dict[str, Row] = {
-    _METADATA + "ChunkStorageMetadata": Row(record, _chunk),
-    _METADATA + "MetadataIndex": Row(record, _index),
+    _METADATA + "ChunkStorageMetadata": Row(record, _chunk, stamp=stamps.chunks),
+    _METADATA + "MetadataIndex": Row(record, _index, stamp=stamps.entries),
     _METADATA + "TensorStorageMetadata": Row(record, _tensor),
     _METADATA + "TensorProperties": Row(record, _properties),
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties": Row(record, _properties),
