@@ -129,6 +129,26 @@ def walk(root: Any, *, max_depth: int = 200) -> Iterator[tuple[tuple[Any, ...], 
             stack.extend(((*path, key), child) for key, child in reversed(children))
 
 
+def is_deeper(root: Any, max_depth: int = 200) -> bool:
+    """Whether anything lies deeper inside `root` than `walk` goes. Shared objects and cycles are entered once."""
+    level: list[Any] = [root]
+    seen: set[int] = set()
+    for _ in range(max_depth):
+        below: list[Any] = []
+        for value in level:
+            if id(value) not in seen:
+                seen.add(id(value))
+                inside = value.values() if isinstance(value, dict) else [child for _, child in _children(value)]
+                below += [child for child in inside if type(child) not in _LEAVES]
+        if not below:
+            return False
+        level = below
+    return True
+
+
+_LEAVES = frozenset((bool, int, float, complex, str, bytes, type(None), Tensor))  # most of what a checkpoint holds
+
+
 def _children(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, dict):
         return list(value.items())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from anyckpt.core.box import Box, Shape, whole
 from anyckpt.core.dtypes import DType
-from anyckpt.core.source import Fill, Inline, Source
+from anyckpt.core.source import Absent, Fill, Inline, Source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,8 +82,6 @@ class Tensor:
     @property
     def is_stored(self) -> bool:
         """Whether its bytes were saved (False for meta tensors and skipped data)."""
-        from anyckpt.core.source import Absent
-
         if self.op is not None:
             return all(t.is_stored for t in self.op.inputs)
         return not any(isinstance(p.source, Absent) for p in self.pieces)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from anyckpt.core import collector
 from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.source import File
 from anyckpt.errors import UsageError
@@ -83,6 +84,7 @@ def _by_name(file: File) -> Format:
     raise complain(file)
 
 
+@collector.paused()
 def read(place: Place, report: Report, like: Checkpoint | None = None) -> Checkpoint:
     """Read what the user named, file or folder; as `read_file`.
 

@@ -23,16 +23,15 @@ from anyckpt.pickle.streams import run_all
 
 MAX_BYTES = 1 << 30
 _TRIED_BYTES = 64 << 10
+_NAMES = (".pkl", ".pickle", ".joblib")
 _FIRST_OPCODES = frozenset(b"(]}ci)lNdIFSVXKJMGLTUBgjhpqr0e\x8a\x8b\x8c\x8d\x8e\x8f\x95\x96")
 
 
 def matches(file: File, head: bytes) -> bool:
     """Whether the file begins as a pickle: by its head, or by being readable as one."""
-    if len(head) < 2:
-        return False
-    if head[0] == 0x80:
-        return head[1] <= 5
-    if head[0] not in _FIRST_OPCODES:
+    if head[:1] == b"\x80":  # of a later protocol, or cut off right here, only its name makes it a pickle
+        return b"\0" <= head[1:2] <= b"\5" or file.name.lower().endswith(_NAMES)
+    if len(head) < 2 or head[0] not in _FIRST_OPCODES:
         return False
     n = min(file.size, _TRIED_BYTES)
     result = run(file.read(0, n))

@@ -21,6 +21,17 @@ MIN_RUN = 64 << 10  # bytes; shorter runs cost more as system calls than as memo
 Stored = Span | Inline | Fill
 
 
+def stored_whole(tensor: Tensor) -> Span | None:
+    """The one byte range that holds the tensor as it is to be, where that can be told at a glance: the usual case."""
+    if tensor.op is not None or len(tensor.pieces) != 1:
+        return None
+    piece = tensor.pieces[0]
+    source = piece.source
+    if isinstance(source, Span) and source.swap <= 1 and piece.box is None and piece.strides is None:
+        return source
+    return None
+
+
 def stored_runs(tensor: Tensor) -> list[Stored] | None:
     """The tensor's C-order bytes as stored byte ranges in order; None where they have to be computed.
 

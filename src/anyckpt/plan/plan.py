@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 
 from anyckpt.core.box import Box
 from anyckpt.core.layout import Checksum, FileLayout, Part
-from anyckpt.core.source import Fill, Inline, Span
+from anyckpt.core.source import File, Fill, Inline, Span
 from anyckpt.core.tensor import Tensor
-from anyckpt.plan.lower import compute_boxes, memory_needed, stored_runs
+from anyckpt.plan.lower import compute_boxes, memory_needed, stored_runs, stored_whole
 
 TASK_BYTES = 16 << 20
 TASK_SEGMENTS = 2048
@@ -147,12 +147,17 @@ def _segments(layout: FileLayout, share: int) -> Iterator[Segment]:
         if part.offset < at or part.offset + part.length > layout.size:
             raise AssertionError(f"{layout.name}: a part at {part.offset} overlaps its neighbour or the end")
         at = part.offset + part.length
-        if isinstance(part.content, Tensor):
-            yield from _tensor_segments(part, part.content, share)
-        elif isinstance(part.content, Span):
-            yield Copy(part.offset, part.content)
-        elif part.content:
-            yield Literal(part.offset, part.content)
+        content = part.content
+        if isinstance(content, Tensor):
+            source = stored_whole(content)
+            if source is not None and source.length == part.length:
+                yield Copy(part.offset, source)
+            else:
+                yield from _tensor_segments(part, content, share)
+        elif isinstance(content, Span):
+            yield Copy(part.offset, content)
+        elif content:
+            yield Literal(part.offset, content)
 
 
 def _tensor_segments(part: Part, tensor: Tensor, share: int) -> Iterator[Segment]:
@@ -182,23 +187,24 @@ def _box_bytes(tensor: Tensor, box: Box) -> int:
 
 def _coalesced(segments: Iterator[Segment]) -> Iterator[Segment]:
     """Join copies that are neighbours in the source and in the output."""
-    held: Copy | None = None
+    file: File | None = None
+    offset = begin = length = 0  # of the run so far: where it goes, where it comes from, how long it is
     for segment in segments:
         if isinstance(segment, Copy):
-            if held is not None:
-                a, b = held.source, segment.source
-                if a.file is b.file and a.offset + a.length == b.offset and held.offset + a.length == segment.offset:
-                    held = Copy(held.offset, Span(a.file, a.offset, a.length + b.length))
-                    continue
-                yield held
-            held = segment
+            source = segment.source
+            if source.file is file and source.offset == begin + length and segment.offset == offset + length:
+                length += source.length
+                continue
+            if file is not None:
+                yield Copy(offset, Span(file, begin, length))
+            file, offset, begin, length = source.file, segment.offset, source.offset, source.length
             continue
-        if held is not None:
-            yield held
-            held = None
+        if file is not None:
+            yield Copy(offset, Span(file, begin, length))
+            file = None
         yield segment
-    if held is not None:
-        yield held
+    if file is not None:
+        yield Copy(offset, Span(file, begin, length))
 
 
 def _split(segment: Segment) -> Iterator[Segment]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anyckpt import formats
+from anyckpt.core import collector
 from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.layout import FileLayout
 from anyckpt.errors import AnyckptError, UsageError
@@ -59,8 +60,12 @@ def write_checkpoint(
     job = job or Job()
     if not checkpoint.weights:
         raise UsageError("there are no tensors to write", hint="look at the source with: anyckpt inspect --all")
-    layouts: list[FileLayout] = row.load().write(checkpoint, options)
-    plan = make_plan(layouts, max_memory=job.max_memory, jobs=job.n_jobs)
+    module = row.load()
+    fit = getattr(module, "fit", None)  # what the format makes of it, and what it will read as again
+    with collector.paused():
+        checkpoint = checkpoint if fit is None else fit(checkpoint, options)
+        layouts: list[FileLayout] = module.write(checkpoint, options)
+        plan = make_plan(layouts, max_memory=job.max_memory, jobs=job.n_jobs)
     is_folder = row.writes == "folder"
     done = Run(seconds=0.0, resumed_bytes=0)
     if not job.dry_run:

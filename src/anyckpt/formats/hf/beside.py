@@ -53,6 +53,9 @@ preprocessor_config.json processor_config.json
 """.split()
 """What is looked for by name beside a file that is named alone."""
 
+MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json|additional_chat_templates/[^/]+\.jinja")
+"""Modules of sentence-transformers, and templates beside the first, which lie in folders of their own."""
+
 TOKENIZER = re.compile(r"tokenizer\.(json|model)|vocab\.(json|txt)|spiece\.model|sentencepiece.*\.model|.*\.tiktoken")
 LEFTOVER = re.compile(
     r"(.*/)?(.*\.(tmp|temp|part|partial|incomplete|crdownload|aria2|download|swp|lock)([._\-]?\w*)?|tmp-.*|\.anyckpt-.*|.*~)"
@@ -241,6 +244,7 @@ def _flat(value: Any) -> list[Any]:
 def assets_of(place: Place, config: Mapping[str, Any] | None) -> tuple[Asset, ...]:
     """The files that travel along when the checkpoint is converted; code only where the config needs it to load."""
     wanted = [name for name in place.names if "/" not in name and ASSETS.fullmatch(name)]
+    wanted += [name for name in place.names if MODULE_CONFIG.fullmatch(name)]
     if config is not None and isinstance(config.get("auto_map"), dict):
         wanted += [name for name in place.names if name.endswith(".py") and "/" not in name]
     return tuple(Asset(name, place.open(name)) for name in wanted)

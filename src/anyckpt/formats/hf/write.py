@@ -21,6 +21,7 @@ from anyckpt.formats.hf.ties import explained
 from anyckpt.formats.table import WriteOptions
 
 METADATA = {"format": "pt"}
+ENTRY_BYTES = 200  # of a header's entry without its name, at most for any real shape; a name's character takes up to 6
 
 
 def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
@@ -42,14 +43,7 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
             file = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
             files.append(safetensors.layout(file, {name: weights[name] for name in names}, METADATA))
             weight_map.update(dict.fromkeys(names, file))
-        index = {
-            "metadata": {
-                "total_parameters": sum(t.size for t in weights.values()),
-                "total_size": sum(t.nbytes for t in weights.values()),
-            },
-            "weight_map": dict(sorted(weight_map.items())),
-        }
-        files.append(literal("model.safetensors.index.json", _dump(index)))
+        files.append(literal("model.safetensors.index.json", _index(weights, weight_map)))
     for asset in checkpoint.assets:
         files.append(_config(checkpoint, asset) if asset.name == "config.json" else _copy(asset))
     config = checkpoint.config or {}
@@ -59,21 +53,34 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
 
 
 def split(weights: Mapping[str, Tensor], limit: int) -> list[list[str]]:
-    """Names by shard. `limit` in bytes."""
+    """Names by shard. `limit` in bytes of tensors; very many small ones are cut where the header grows too long."""
     shards: list[list[str]] = []
     current: list[str] = []
-    n_bytes = 0
+    n_bytes = header_bytes = 0
     for name, tensor in weights.items():
-        size = tensor.nbytes
+        size, entry_bytes = tensor.nbytes, ENTRY_BYTES + 6 * len(name)
         if size > limit:
             shards.append([name])
             continue
-        if current and n_bytes + size > limit:
+        if current and (n_bytes + size > limit or header_bytes + entry_bytes > safetensors.MAX_HEADER_BYTES):
             shards.append(current)
-            current, n_bytes = [], 0
+            current, n_bytes, header_bytes = [], 0, 0
         current.append(name)
         n_bytes += size
+        header_bytes += entry_bytes
     return [*shards, current] if current or not shards else shards
+
+
+def _index(weights: Mapping[str, Tensor], weight_map: Mapping[str, str]) -> bytes:
+    """The index as json.dumps(indent=2) prints it, which is slow for a million names."""
+    totals = {
+        "total_parameters": sum(t.size for t in weights.values()),
+        "total_size": sum(t.nbytes for t in weights.values()),
+    }
+    quote = json.encoder.encode_basestring
+    lines = ",\n".join(f"    {quote(name)}: {quote(file)}" for name, file in sorted(weight_map.items()))
+    head = json.dumps({"metadata": totals}, indent=2)[:-2]
+    return f'{head},\n  "weight_map": {{\n{lines}\n  }}\n}}\n'.encode()
 
 
 def _dropped(checkpoint: Checkpoint, options: WriteOptions) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyckpt.core.checkpoint import Checkpoint, Optimizer
-from anyckpt.core.inert import NumpyArray, Opaque, TensorSubclass, walk
+from anyckpt.core.inert import NumpyArray, Opaque, TensorSubclass, is_deeper, walk
 from anyckpt.core.tensor import Tensor
 from anyckpt.finding import Report
 from anyckpt.formats.torch.optimizer import is_optimizer, last_step, optimizers_in, read_optimizer
@@ -43,6 +43,8 @@ def read_state(root: Any, *, format: str, path: str, report: Report, facts: Mapp
     of Storage), `results` (of the pickle machine), and `since` ((release, why): the first torch that knows the
     container) are made use of here, if there, and not passed on. Raises CheckpointError [limit-exceeded] only.
     """
+    if is_deeper(root):
+        report.add("limit-exceeded", "objects are nested so deep that not all of them were looked at", where=path)
     found = unwrap(root)
     weights, subclasses = spread(found.entries)
     aliases = ties(weights)
