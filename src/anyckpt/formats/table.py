@@ -10,6 +10,7 @@ Either may have
 
     verify(file_or_place, checkpoint, report) -> None         what only a deep pass can check (CRCs), beyond values
     write(checkpoint, options: WriteOptions) -> list[FileLayout]     the files to be, sizes and all
+    fit(checkpoint, options) -> Checkpoint                    before `write`: what the files will read as (padding …)
     read_like(file_or_place, report, like: Checkpoint) -> Checkpoint as `read`, with a reference for names and shapes
 """
 
@@ -108,7 +109,8 @@ ROWS: tuple[Format, ...] = (
     Format("nemo-folder", "anyckpt.formats.nemo.folder", "NeMo folder", "folder",
            members=("model_config.yaml", "context/*")),
     Format("megatron", "anyckpt.formats.megatron", "Megatron-LM (torch)", "folder",
-           members=("mp_rank_*/*", "*/mp_rank_*/*", "model_optim_rng.pt"), training=True),
+           members=("mp_rank_*/*", "*/mp_rank_*/*", "model_optim_rng.pt"), writes="folder", training=True,
+           official="save_checkpoint with --ckpt-format torch"),
     Format("deepspeed-universal", "anyckpt.formats.deepspeed.universal", "DeepSpeed universal", "folder",
            members=("zero/*",), writes="folder", training=True, official="python -m deepspeed.checkpoint.ds_to_universal"),
     Format("deepspeed", "anyckpt.formats.deepspeed", "DeepSpeed", "folder",

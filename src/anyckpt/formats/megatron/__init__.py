@@ -20,11 +20,12 @@ from anyckpt.formats import of_file
 from anyckpt.formats.megatron import distrib, folders, optimizer
 from anyckpt.formats.megatron.join import Placements, join_all, place_all, replicas_of, weights_lookup
 from anyckpt.formats.megatron.ranks import Grid, Rank, read_grid
+from anyckpt.formats.megatron.write import fit, write
 from anyckpt.formats.torch.saved import saved_object
 from anyckpt.io.paths import printable
 from anyckpt.io.place import Place
 
-__all__ = ["matches", "read", "verify"]
+__all__ = ["fit", "matches", "read", "verify", "write"]
 
 KINDS = {"adam": "AdamW", "sgd": "SGD"}
 """What `args.optimizer` means: Megatron's adam decouples weight decay."""

@@ -69,7 +69,8 @@ class Grid:
         return [self._any_expert(t, p) for t in range(self.topology.tp)]
 
     def _any_expert(self, t: int, p: int) -> RankState | None:
-        for e in range(self.topology.ep):
+        """The file of the rank that is first of its data-parallel group, else any: it has the dense optimizer."""
+        for e in (home_expert(t, self.topology), *range(self.topology.ep)):
             if (state := self.states.get((t, p, e))) is not None:
                 return state
         return None
@@ -94,6 +95,22 @@ def written_ranks(topology: Topology) -> list[tuple[int, int]]:
     if etp == tp:
         return [(t, e) for e in range(ep) for t in range(tp)]
     return sorted({(x % tp, x // etp) for x in range(ep * etp)}, key=lambda rank: rank[::-1])
+
+
+def loading_ranks(topology: Topology) -> list[tuple[int, int]]:
+    """The (tensor, expert) ranks of a stage: the files that its ranks look for when they load.
+
+    >>> loading_ranks(Topology(tp=2, ep=1, etp=1, dp=2))
+    [(0, 0), (1, 0)]
+    """
+    tp, ep, etp = topology.tp, topology.ep, topology.etp
+    n_ranks = max(tp * topology.cp * topology.dp, tp, ep * etp)
+    return sorted({(x % tp, x // etp % ep) for x in range(n_ranks)}, key=lambda rank: rank[::-1])
+
+
+def home_expert(t: int, topology: Topology) -> int:
+    """The expert rank of the first rank of a tensor rank's data-parallel group: the dense optimizer is in its file."""
+    return t // topology.etp % topology.ep
 
 
 def arguments(value: Any) -> dict[str, Any]:
@@ -228,7 +245,7 @@ def _check(grid: Grid, damaged: set[Rank], report: Report) -> None:
     """Is every rank there, of one iteration, one run?"""
     topology = grid.topology
     written = written_ranks(topology)
-    shards = {t for t, _ in written}
+    shards = {t for t, _ in written} | {t for t, _, _ in grid.states}
     lost = [t for t in range(topology.tp) if t not in shards]
     if lost:
         report.add(

@@ -14,7 +14,7 @@ from anyckpt.core.topology import Topology
 from anyckpt.errors import UsageError
 from anyckpt.formats.megatron import parts
 from anyckpt.formats.megatron.join import is_tied
-from anyckpt.formats.megatron.ranks import Rank, written_ranks
+from anyckpt.formats.megatron.ranks import Rank, loading_ranks
 from anyckpt.io.paths import printable
 from anyckpt.sharding import tp as tensor_parallel
 from anyckpt.sharding.pp import Chunk, chunk_order, layer_counts, local_experts
@@ -78,7 +78,7 @@ def spread(
     counts: Mapping[Chunk, int] | None = None,
     like: Mapping[str, Tensor] | None = None,
 ) -> dict[Rank, Chunks]:
-    """The tensors of every rank that writes a file.
+    """The tensors of every file that the ranks of a layout load.
 
     `weights` are the whole model's, under core names (or moments under the names of their parameters, and then `like`
     are the weights: what is gated is told by their shapes). `counts`: layers of each chunk, an even split without it.
@@ -94,8 +94,9 @@ def spread(
     for chunk in order:
         first[chunk], n = n, n + counts.get(chunk, 0)
     tied = _tied_name(weights, args, topology.pp)
+    own_ranks = loading_ranks(topology)
     found: dict[Rank, list[dict[str, Tensor]]] = {
-        (t, p, e): [{} for _ in range(topology.vpp)] for p in range(topology.pp) for t, e in written_ranks(topology)
+        (t, p, e): [{} for _ in range(topology.vpp)] for p in range(topology.pp) for t, e in own_ranks
     }
     for name in registered(weights):
         partition = parts.partition_of(name, like)
@@ -108,7 +109,7 @@ def spread(
         chunk, local = _home(name, order, first, counts)
         shards = _shards(name, weights[name], partition, topology)
         expert = parts.expert_of(name)
-        for t, e in written_ranks(topology):
+        for t, e in own_ranks:
             if expert is not None and expert[1] // per_rank != e:
                 continue
             if expert is not None:
@@ -117,7 +118,7 @@ def spread(
             found[t, chunk[0], e][chunk[1]][local] = shards[index]
     if tied is not None:
         last = order[-1]
-        for t, e in written_ranks(topology):
+        for t, e in own_ranks:
             found[t, last[0], e][last[1]][tied[1]] = found[t, 0, e][0][tied[0]]
     return {rank: tuple(chunks) for rank, chunks in found.items()}
 
@@ -158,8 +159,10 @@ def _shards(name: str, tensor: Tensor, partition: Partition, topology: Topology)
 
 
 def _expert_tensor_rank(t: int, e: int, topology: Topology) -> int:
-    """The expert-tensor rank of a written rank: x = et + ETP · e with x % TP = t."""
-    return next(et for et in range(topology.etp) if (et + topology.etp * e) % topology.tp == t)
+    """The expert-tensor rank of the first rank with these coordinates: rank x has x % TP, x // ETP % EP, x % ETP."""
+    tp, ep, etp = topology.tp, topology.ep, topology.etp
+    n_ranks = max(tp * topology.cp * topology.dp, tp, ep * etp)
+    return next(x % etp for x in range(n_ranks) if (x % tp, x // etp % ep) == (t, e))
 
 
 def n_layers(names: Iterable[str]) -> int:
