@@ -125,7 +125,11 @@ def _close(out: Output, found: Difference) -> None:
         out.line(Span("same", "good"), Span(f": {found.n_same:,} tensors, {how}", "dim"))
     else:
         n_differing = sum(not v.is_equal for v in found.values)
+        rounded = [v for v in found.values if v.is_equal and v.after_cast]
         differing = f", {n_differing:,} differ in value" if found.deep else ""
+        if rounded:
+            largest = max(v.max_abs for v in rounded)
+            differing += f", {len(rounded):,} are equal once rounded (largest error {largest:.3g})"
         out.line(Span("different", "error"), Span(f": {found.n_same:,} tensors are the same{differing}; {how}", "dim"))
 
 

@@ -1,4 +1,4 @@
-"""`anyckpt verify PATH`: findings, the worst first, and one closing line."""
+"""`anyckpt verify PATH`: the answer in one line, then the findings, the worst first."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def command(out: Output, path: str, deep: bool, strict: bool, show_all: bool, jo
         events = partial(shown.update, "reading") if shown else None
         found = verify(path, deep=deep, strict=strict, jobs=jobs, events=events)
     out.document(found.as_dict())
+    _answer(out, found)
     show_findings(out, found.findings, found.suppressed, path=path, show_all=show_all)
-    _close(out, found)
     return FINE if found.ok else NO
 
 
-def _close(out: Output, found: Verification) -> None:
+def _answer(out: Output, found: Verification) -> None:
     verdict_style = {"safe": "good", "unknown": "warning", "dangerous": "error"}[found.verdict]
     facts = [f"{found.n_tensors:,} tensors" if found.format else "not a checkpoint", found.format or "unknown format"]
     if found.deep:

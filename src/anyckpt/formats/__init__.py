@@ -11,7 +11,7 @@ from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.source import File
 from anyckpt.errors import UsageError
 from anyckpt.finding import Report, fail
-from anyckpt.formats.table import Format, formats
+from anyckpt.formats.table import Format, in_turn
 
 if TYPE_CHECKING:
     from anyckpt.io.place import Place
@@ -22,7 +22,7 @@ HEAD = 512  # bytes of a file's head that magic numbers and sniffing see
 def of_file(file: File) -> Format | None:
     """The format of a file by its content, None where no row matches. Reads headers only."""
     head = file.read(0, min(HEAD, file.size))
-    for row in formats().values():
+    for row in in_turn():
         if row.kind != "file":
             continue
         wanted = not row.magic or any(head[at : at + len(mark)] == mark for at, mark in row.magic)
@@ -33,7 +33,7 @@ def of_file(file: File) -> Format | None:
 
 def of_folder(place: Place) -> Format | None:
     """The format of a folder by the names in it, None where no row matches."""
-    for row in formats().values():
+    for row in in_turn():
         if row.kind != "folder":
             continue
         wanted = any(fnmatchcase(name, glob) for glob in row.members for name in (*place.names, *place.kinds))
@@ -67,7 +67,7 @@ def misnamed(row: Format, name: str) -> bool:
     """Whether a file of this format has an ending that is known as another's."""
     lower = name.lower()
     return not lower.endswith(row.endings or ("\0",)) and any(
-        lower.endswith(other.endings) for other in formats().values() if other.endings
+        lower.endswith(other.endings) for other in in_turn() if other.endings
     )
 
 
@@ -78,7 +78,7 @@ def _by_name(file: File) -> Format:
     known = sniff(file.read(0, min(HEAD_BYTES, file.size)), file.size, file.name)
     if known is None or known.code == "zero-head":
         lower = file.name.lower()
-        for row in formats().values():
+        for row in in_turn():
             if row.by_name and row.kind == "file" and lower.endswith(row.endings):
                 return row
     raise complain(file)

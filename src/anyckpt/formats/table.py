@@ -16,11 +16,10 @@ Either may have
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import MappingProxyType, ModuleType
 from typing import Any, Literal
 
@@ -142,19 +141,35 @@ ROWS: tuple[Format, ...] = (
 )
 
 
+BUILT_IN: Mapping[str, Format] = MappingProxyType({row.name: row for row in ROWS})
+
+
 @cache
 def formats() -> Mapping[str, Format]:
     """Every format by name, the built-in rows first, then those of other packages (entry points `anyckpt.formats`)."""
-    rows = {row.name: row for row in ROWS}
+    from importlib.metadata import entry_points  # slow to import, and to ask: only where no built-in row will do
+
+    rows = dict(BUILT_IN)
     for point in entry_points(group="anyckpt.formats"):
         row = point.load()
         rows.setdefault(row.name, row)
     return MappingProxyType(rows)
 
 
+def in_turn() -> Iterator[Format]:
+    """Every format in the order it is tried; other packages are only asked once no built-in row was taken."""
+    yield from ROWS
+    yield from (row for name, row in formats().items() if name not in BUILT_IN)
+
+
+def row_named(name: str) -> Format | None:
+    """The row of a format, None where there is none of that name."""
+    return BUILT_IN.get(name) or formats().get(name)
+
+
 def writable(name: str) -> Format:
     """The row of a format that can be written. Raises UsageError that lists those that can."""
-    row = formats().get(name)
+    row = row_named(name)
     if row is None or not row.writes:
         known = ", ".join(sorted(r.name for r in formats().values() if r.writes))
         raise UsageError(f"no writer for {name!r}; there are: {known}")
@@ -163,4 +178,4 @@ def writable(name: str) -> Format:
 
 def by_ending(path: str) -> Format | None:
     """The writable format that a destination's name asks for, None where it says nothing."""
-    return next((r for r in formats().values() if r.writes and path.lower().endswith(r.endings or ("\0",))), None)
+    return next((r for r in in_turn() if r.writes and path.lower().endswith(r.endings or ("\0",))), None)

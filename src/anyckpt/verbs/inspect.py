@@ -146,7 +146,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
     place = Place.at(path)
     report = Report()
     checkpoint = formats.read(place, report)
-    row = table.formats().get(checkpoint.format)
+    row = table.row_named(checkpoint.format)
     wrappers = prefixes.find(checkpoint.weights)
     about_names = [*prefixes.note(wrappers, len(checkpoint.weights)), *versions.note(checkpoint.weights)]
     findings = tuple(most_telling_first([*checkpoint.findings, *about_names]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.errors import UsageError
-from anyckpt.formats.table import by_ending, formats
+from anyckpt.formats.table import by_ending, row_named
 from anyckpt.verbs.convert import Source, convert
 from anyckpt.verbs.open import open as open_checkpoint
 from anyckpt.verbs.write import Written
@@ -29,13 +29,20 @@ def prune(source: Source, destination: str | os.PathLike[str], *, to: str | None
 
 def same_format(checkpoint: Checkpoint, destination: str | os.PathLike[str]) -> str:
     """The format of a result that should stay what the source was, where the destination's ending says nothing else."""
-    row = by_ending(Path(destination).name) or formats().get(checkpoint.format)
+    row = by_ending(Path(destination).name)
+    if row is None and checkpoint.format in WRITTEN_AS:
+        return WRITTEN_AS[checkpoint.format]
+    row = row or row_named(checkpoint.format)
     if row is not None and row.writes:
         return row.name
-    written_as = {"torch-legacy": "torch", "torch-tar": "torch", "torchscript": "torch", "torch-export": "torch"}
-    if checkpoint.format in written_as:
-        return written_as[checkpoint.format]
     raise UsageError(f"{checkpoint.format} can't be written", hint="name the format with --to, e.g. --to safetensors")
+
+
+WRITTEN_AS = {
+    **dict.fromkeys(("torch-legacy", "torch-tar", "torchscript", "torch-export"), "torch"),
+    **dict.fromkeys(("deepspeed", "deepspeed-universal"), "hf"),
+}
+"""What the weights alone are written as where the source's own format is out of date, or is for training state only."""
 
 
 def size_on_disk(path: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.topology import Topology
 from anyckpt.errors import UsageError
-from anyckpt.formats.table import formats
+from anyckpt.formats.table import row_named
 from anyckpt.plan.run import Progress
 from anyckpt.verbs.convert import Source, convert
 from anyckpt.verbs.open import open as open_checkpoint
@@ -49,7 +49,7 @@ def reshard(
         raise UsageError("no size is given to reshard to", hint="for example: anyckpt reshard SRC DST --dp 8")
     topology = replace(checkpoint.topology or Topology(), **asked)
     if to is None:
-        row = formats().get(checkpoint.format)
+        row = row_named(checkpoint.format)
         same = row is not None and row.writes and row.training and row.kind == "folder"
         to = checkpoint.format if same else BY_ZERO if zero is not None else None
         if checkpoint.format == "deepspeed-universal":

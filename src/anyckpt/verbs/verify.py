@@ -104,7 +104,7 @@ def _deep(place: Place, checkpoint: Checkpoint, report: Report, jobs: int | None
     """Let the format check what only it can (checksums), then read the values."""
     from anyckpt.verbs.values import check_values
 
-    row = table.formats().get(checkpoint.format)
+    row = table.row_named(checkpoint.format)
     hook = getattr(row.load(), "verify", None) if row is not None else None
     if hook is not None:
         hook(place if place.is_folder else place.open(), checkpoint, report)
