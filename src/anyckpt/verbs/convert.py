@@ -19,8 +19,11 @@ from anyckpt.errors import UsageError
 from anyckpt.finding import DEFAULT_SEVERITY, Finding
 from anyckpt.formats.table import Format, WriteOptions, by_ending, writable
 from anyckpt.plan.run import Job, Progress
+from anyckpt.verbs.gguf import GgufOptions
 from anyckpt.verbs.open import open as open_checkpoint
 from anyckpt.verbs.reading import refuse_damaged
+from anyckpt.verbs.targets import prepared
+from anyckpt.verbs.tensors import optimizer_tensors
 from anyckpt.verbs.write import Written, write_checkpoint
 
 Source = str | os.PathLike[str] | Checkpoint
@@ -42,8 +45,16 @@ def convert(
     merge_adapter: str | os.PathLike[str] | None = None,
     like: str | os.PathLike[str] | None = None,
     world: int | None = None,
+    topology: Topology | None = None,
     weights: Literal["compute", "master"] = "compute",
     only: Literal["weights", "optimizer"] | None = None,
+    quant: str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
+    tensor_type: Sequence[str] = (),
+    split_max_size: int | None = None,
+    model_name: str | None = None,
+    pre: str | None = None,
+    allow_lossy: bool = False,
     prove: bool = False,
     dry_run: bool = False,
     force: bool = False,
@@ -55,14 +66,21 @@ def convert(
 
     `to` names a format of `anyckpt formats`; without it the destination's ending decides. `include`, `exclude` and
     `keep_dtype` are globs of tensor names. `max_shard_size` and `max_memory` in bytes. `merge_adapter`: a PEFT adapter
-    folder to merge into the source. `like`: as in `open`. `world`: how many ranks a sharded format is written for.
-    `weights="master"` writes the optimizer's fp32 masters.
+    folder to merge into the source. `like`: as in `open`. `world`: how many ranks a sharded format is written for,
+    `topology`: of which kinds (`reshard`).
+    `weights="master"` writes the optimizer's fp32 masters, `only="optimizer"` its tensors as `parameter/slot`.
+
+    GGUF: `quant` is a file type (q4_k_m …), `imatrix` a file of importances, `tensor_type` PATTERN=TYPE exceptions,
+    `split_max_size` bytes of a file of a set, `model_name` and `pre` override what the source says. `allow_lossy` lets
+    a step lose what no later one can restore.
 
     Raises CheckpointError where the source has an error finding, UsageError for a request that makes no sense, Refused
     and OutOfSpace before anything is written.
     """
     target = Path(destination)
     row = destination_format(target, to)
+    if split_max_size and row.name == "gguf":
+        row = writable("gguf-folder")
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source, like=like)
     refuse_damaged(checkpoint)
     notes: list[Finding] = []
@@ -72,21 +90,38 @@ def convert(
         checkpoint = merged(checkpoint, open_checkpoint(merge_adapter))
     if weights == "master":
         checkpoint = with_masters(checkpoint)
+    if only == "optimizer":
+        checkpoint = optimizer_alone(checkpoint)
     if dense:
         checkpoint = checkpoint.view("dense")
     if strip_prefixes:
         checkpoint = checkpoint.view("stripped")
     checkpoint = selected(checkpoint, include, exclude)
+    uncast = checkpoint.weights
     if dtype is not None:
         checkpoint = recast(checkpoint, _dtype(dtype), keep_dtype)
+    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre)
+    gguf = GgufOptions(quant, imatrix, tensor_type, model_name, pre, allow_lossy)
+    checkpoint = prepared(checkpoint, row, gguf, notes)
     training = row.training and only != "weights" and checkpoint.is_training and not (include or exclude)
     if checkpoint.is_training and not training:
         notes.append(_note("lossy", "only the weights are written: optimizer, scheduler and RNG state stay behind"))
-    topology = None if world is None else Topology(world=world)
-    options = WriteOptions(target.name, max_shard_size, tied, topology, {"training": training})
+    if world is not None and topology is None:
+        topology = Topology(world=world)
+    # `uncast`: what masters are made of where the source stores none. Writers add to `findings`.
+    extra = {"training": training, "uncast": uncast, "findings": notes, "split_max_bytes": split_max_size}
+    options = WriteOptions(target.name, max_shard_size, tied, topology, extra)
     job = Job(max_memory=max_memory, jobs=jobs, force=force, dry_run=dry_run, prove=prove, events=events)
     written = write_checkpoint(checkpoint, target, row, options, job)
     return replace(written, findings=(*notes, *checkpoint.findings))
+
+
+def _check_options(row: Format, **given: object) -> None:
+    """Refuse options of another format: what is asked for must not be passed over in silence."""
+    named = [name for name, value in given.items() if value]
+    if named and not row.name.startswith("gguf"):
+        option = "--" + named[0].replace("_", "-")
+        raise UsageError(f"{option} is for GGUF, and this writes {row.title}", hint="add --to gguf")
 
 
 def destination_format(target: Path, to: str | None) -> Format:
@@ -142,6 +177,14 @@ def with_masters(checkpoint: Checkpoint) -> Checkpoint:
         for name, tensor in checkpoint.weights.items()
     }
     return checkpoint.with_weights(weights)
+
+
+def optimizer_alone(checkpoint: Checkpoint) -> Checkpoint:
+    """The optimizer's tensors in the place of the weights, as `parameter/slot`. UsageError where there are none."""
+    tensors = optimizer_tensors(checkpoint)
+    if not tensors:
+        raise UsageError("this checkpoint holds no optimizer state", hint="leave --only optimizer out")
+    return checkpoint.with_weights(tensors, optimizer=None, scheduler=None, rng=None)
 
 
 def _matches(name: str, globs: Sequence[str]) -> bool:
