@@ -24,7 +24,7 @@ from anyckpt.errors import CheckpointError
 from anyckpt.finding import Report, fail
 from anyckpt.formats.dcp.chunks import DataFiles, check_items, tensors_of
 from anyckpt.formats.dcp.items import load_object, opened, read_chunk
-from anyckpt.formats.dcp.metadata import Metadata, as_item, read_metadata
+from anyckpt.formats.dcp.metadata import Metadata, read_metadata
 from anyckpt.formats.dcp.tree import unflatten
 from anyckpt.formats.dcp.write import write
 from anyckpt.formats.torch.state import read_state
@@ -125,11 +125,9 @@ def _merge(into: Metadata, other: Metadata, where: str, report: Report) -> None:
 
 
 def _object_of(name: str, metadata: Metadata, data: DataFiles, report: Report) -> Any:
-    found = metadata.items.get((name, None))
-    item = None if found is None else as_item(found)
+    item = metadata.items.get((name, None))
     if item is None:
-        if found is None:
-            report.add("missing-tensor", "is stored nowhere", where=printable(name))
+        report.add("missing-tensor", "is stored nowhere", where=printable(name))
         return None
     if not data.fits(item):
         return None
@@ -142,7 +140,7 @@ def _object_of(name: str, metadata: Metadata, data: DataFiles, report: Report) -
 
 def _note_strangers(place: Place, metadata: Metadata, report: Report) -> None:
     """Data files that the metadata does not name, and what a save that was cut short left behind."""
-    used = {item.path for value in metadata.items.values() if (item := as_item(value)) is not None}
+    used = {item.path for item in metadata.items.values()}
     own = [n for n in place.names if "/" not in n]
     extra = [n for n in own if _DATA.fullmatch(n) and n not in used]
     if extra:
@@ -158,7 +156,7 @@ def _note_strangers(place: Place, metadata: Metadata, report: Report) -> None:
 
 def _n_ranks(metadata: Metadata) -> int:
     """How many ranks wrote data, by the names of their files."""
-    paths = {item.path for value in metadata.items.values() if (item := as_item(value)) is not None}
+    paths = {item.path for item in metadata.items.values()}
     ranks = [int(m[1]) for path in paths if (m := _DATA.fullmatch(path.rpartition("/")[2]))]
     return max(ranks, default=-1) + 1
 
@@ -171,9 +169,8 @@ def verify(place: Place, checkpoint: Checkpoint, report: Report) -> None:
     from anyckpt.formats.torch import zip as torch_zip
 
     data = DataFiles(place, Report())
-    for (name, start), value in metadata.items.items():
-        item = as_item(value)
-        if item is None or not data.fits(item):
+    for (name, start), item in metadata.items.items():
+        if not data.fits(item):
             continue
         file = data.get(item.path)
         chunks = metadata.tensors.get(name)

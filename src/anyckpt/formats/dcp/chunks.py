@@ -18,13 +18,14 @@ from anyckpt.core.tensor import Piece, Tensor
 from anyckpt.errors import CheckpointError, UsageError
 from anyckpt.finding import Report, fail
 from anyckpt.formats.dcp.items import Elements, Known
-from anyckpt.formats.dcp.metadata import Chunks, Item, Metadata, as_item
+from anyckpt.formats.dcp.metadata import Metadata
+from anyckpt.formats.dcp.records import Chunks, Item
 from anyckpt.io.bounds import byte_count
 from anyckpt.io.paths import printable
 from anyckpt.io.place import Place
 
 if TYPE_CHECKING:
-    from anyckpt.formats.dcp.metadata import Ints
+    from anyckpt.formats.dcp.records import Ints
 
 EAGER_CHUNKS = 50_000  # a checkpoint of no more has its pieces made at once, which is quicker for those who read them
 
@@ -189,10 +190,11 @@ def _items_of(
     n_lost = 0
     for start, size in zip(chunks.starts.tolist(), chunks.sizes.tolist(), strict=True):
         found = metadata.items.get((name, tuple(start)))
-        item = None if found is None else as_item(found)
-        if item is None and 0 not in size:
-            n_lost += 1
-        items.append(item if item is not None and (0 in size or data.fits(item)) else None)
+        if found is None:
+            n_lost += 0 not in size
+        elif 0 not in size and not data.fits(found):
+            found = None
+        items.append(found)
     if n_lost or (not items and 0 not in chunks.shape):
         report.add(
             "missing-tensor", f"{n_lost} of its {len(items)} chunks are stored nowhere", where=printable(name),
@@ -201,12 +203,11 @@ def _items_of(
     return items
 
 
-def check_items(items: Mapping[Any, Any], report: Report) -> None:
+def check_items(items: Mapping[Any, Item], report: Report) -> None:
     """Report items that share bytes of a file."""
     by_path: dict[str, list[tuple[int, int]]] = {}
-    for value in items.values():
-        if (item := as_item(value)) is not None:
-            by_path.setdefault(item.path, []).append((item.offset, item.length))
+    for path, offset, length, _ in items.values():
+        by_path.setdefault(path, []).append((offset, length))
     for path, places in by_path.items():
         table = np.array(sorted(places), dtype=object if max(a + b for a, b in places) >> 62 else np.int64)
         if len(table) > 1 and (table[:-1, 0] + table[:-1, 1] > table[1:, 0]).any():

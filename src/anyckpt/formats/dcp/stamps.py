@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from anyckpt.formats.dcp.records import Item
 from anyckpt.pickle.stamps import (
     GET,
     HEAD,
@@ -28,6 +29,7 @@ from anyckpt.pickle.stamps import (
 )
 
 MAX_ROW = 1000  # instances that one search takes; CPython closes its batches at as many
+MAX_SHORT_ROWS = 10_000
 _OFF = "off"  # in `learned`: a row was not what its pattern said, so that no more are looked for
 _G = rb"(" + GET + rb")"
 _SIZE = _G + rb"(" + INTEGERS + rb")" + SIZE_TAIL
@@ -39,13 +41,15 @@ _ENTRY = re.compile(
 
 
 class Row(NamedTuple):
-    """The pattern of one instance (of a pair for entries) with what varies in groups, and that of a row of them.
+    """The pattern of one instance (of a pair for entries) with what varies in groups, that of a row of them, and that
+    of what stands before all but the first.
 
-    `fixed_bytes` of each never vary; `lead_bytes` of those stand before all but the first.
+    `fixed_bytes` of each never vary, `lead_bytes` before it among them.
     """
 
     one: re.Pattern[bytes]
     row: re.Pattern[bytes]
+    lead: re.Pattern[bytes]
     fixed_bytes: int
     lead_bytes: int
 
@@ -96,13 +100,13 @@ def _learn_chunks(stream: Stream, at: int) -> Row | None:
     return learned
 
 
-def _row(one: bytes, plain: bytes, lead: bytes) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+def _row(one: bytes, plain: bytes, lead: bytes) -> tuple[re.Pattern[bytes], re.Pattern[bytes], re.Pattern[bytes]]:
     row = plain + rb"(?:" + lead + plain + rb"){0,%d}" % (MAX_ROW - 1)
-    return re.compile(one, re.DOTALL), re.compile(row, re.DOTALL)
+    return re.compile(one, re.DOTALL), re.compile(row, re.DOTALL), re.compile(lead, re.DOTALL)
 
 
 def entries(stream: Stream, at: int, stack: list[Any]) -> int | None:
-    """Entries of storage_data, as (name, start) and (path, offset, length, no transforms) in turn.
+    """Entries of storage_data, as (name, start) and Item in turn.
 
     A row ends behind a value, which the machine then sees as any other.
     """
@@ -114,13 +118,14 @@ def entries(stream: Stream, at: int, stack: list[Any]) -> int | None:
         return None
     found = row.one.findall(stream.data, at, extent.end())
     pairs, n_bytes, n_memo = _pairs(stream, found)
-    if not pairs or n_bytes + row.fixed_bytes * len(found) - row.lead_bytes != extent.end() - at:
-        stream.learned["entries"] = _OFF
-        return None
+    n = len(pairs) // 2
+    end = at + n_bytes + row.fixed_bytes * n - row.lead_bytes
+    if not n or not (end == extent.end() if n == len(found) else row.lead.match(stream.data, end)):
+        return _short(stream, None)
     stack.extend(pairs)
 
     def memoised() -> Iterator[Any]:
-        for i, (n_name, _, _, index, _, n_path, *_) in enumerate(found):
+        for i, (n_name, _, _, index, _, n_path, *_) in enumerate(found[:n]):
             key, info = pairs[2 * i], pairs[2 * i + 1]
             number = None if index == b"N" else stream.numbers[index][0]
             yield from (key, {"fqn": key[0], "index": number, "offset": key[1]})
@@ -131,12 +136,23 @@ def entries(stream: Stream, at: int, stack: list[Any]) -> int | None:
             if n_path:
                 yield info[0]
 
-    stream.memo.advance(7 * len(found) + n_memo, memoised)
-    return extent.end()
+    stream.memo.advance(7 * n + n_memo, memoised)
+    return end if n == len(found) else _short(stream, end)
+
+
+def _short(stream: Stream, end: int | None) -> int | None:
+    """A row was used in part or not at all: where that goes on and on, rows are not looked for any more."""
+    n_short = stream.learned["short"] = stream.learned.get("short", 0) + 1
+    if n_short > MAX_SHORT_ROWS:
+        stream.learned["entries"] = _OFF
+    return end
 
 
 def _pairs(stream: Stream, found: list[Any]) -> tuple[list[Any], int, int]:
-    """Keys and values in turn, how many bytes varied, how many texts were memoised; nothing where one is no sense."""
+    """Keys and values in turn, how many bytes varied in them, how many texts were memoised.
+
+    Ends before a pair that makes no sense, or that names a text which this very row memoised.
+    """
     numbers, texts, value = stream.numbers, stream.texts, stream.value
     pairs: list[Any] = []
     n_bytes = n_memo = 0
@@ -146,13 +162,13 @@ def _pairs(stream: Stream, found: list[Any]) -> tuple[list[Any], int, int]:
         file = texts[path] if inline_path else value(get_path)
         (first,), (n,) = numbers[offset], numbers[length]
         if type(key) is not str or type(file) is not str or first < 0 or n < 0:
-            return [], 0, 0
+            break
         if (inline_name and n_name[0] != len(name)) or (inline_path and n_path[0] != len(path)):
-            return [], 0, 0
+            break
         n_memo += inline_name + inline_path
         n_bytes += len(name) + len(get_name) + len(index) + len(start) + len(path) + len(get_path)
         n_bytes += len(offset) + len(length)
-        pairs += (key, numbers[start]), (file, first, n, ())
+        pairs += (key, numbers[start]), Item(file, first, n)
     return pairs, n_bytes + 3 * n_memo, n_memo
 
 

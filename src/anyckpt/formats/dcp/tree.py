@@ -16,7 +16,7 @@ from typing import Any
 
 from anyckpt.core.tensor import Tensor
 from anyckpt.finding import Report
-from anyckpt.formats.dcp.metadata import Path
+from anyckpt.formats.dcp.records import Path
 from anyckpt.io.paths import printable
 
 _STATE, _GROUPS = "state.", "param_groups."
