@@ -15,9 +15,7 @@ import pytest
 
 from anyckpt.errors import CheckpointError, OutOfSpace, Refused
 from anyckpt.io import sink, workspace
-from anyckpt.io.local import open_local
-from anyckpt.io.sink import FileSink, copy_range, require_space, write_at
-from anyckpt.io.view import MemoryFile, sub_file
+from anyckpt.io.sink import copy_range, require_space, write_at
 from anyckpt.io.workspace import Workspace
 
 DATA = bytes(range(256)) * 40
@@ -74,33 +72,6 @@ def test_copies_in_the_kernel_or_without(files: tuple[int, int], monkeypatch: py
     assert os.pread(files[1], len(DATA) + 9, 0) == b"\0\0" + DATA[5:]
     with pytest.raises(CheckpointError, match="shorter"):
         copy_range(files[0], 0, files[1], 0, len(DATA) + 1)
-
-
-def test_a_file_appears_when_committed(tmp_path: Path) -> None:
-    (tmp_path / "s").write_bytes(DATA)
-    source = open_local(tmp_path / "s", "s")
-    target = tmp_path / "new" / "file"
-    with FileSink(target, 300) as file:
-        file.write(0, b"head")
-        file.copy(sub_file(source, 10, 200), 5, 100, 4)
-        file.copy(MemoryFile("m", b"memory"), 1, 3, 104)
-        with pytest.raises(ValueError, match="outside"):
-            file.write(299, b"xx")
-        with pytest.raises(CheckpointError):
-            file.copy(sub_file(source, 10, 20), 5, 100, 4)
-        assert [p.name[:9] for p in target.parent.iterdir()] == [".anyckpt-"]
-        file.commit()
-    assert target.read_bytes() == b"head" + DATA[15:115] + b"emo" + bytes(193)
-    umask = os.umask(0)
-    os.umask(umask)
-    assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~umask
-    with FileSink(target, 1) as file:
-        file.write(0, b"x")
-    assert [p.name for p in target.parent.iterdir()] == ["file"] and target.stat().st_size == 300
-    os.chmod(target, 0o640)
-    with FileSink(target, 0) as file:
-        file.commit(mode_of=target)
-    assert stat.S_IMODE(target.stat().st_mode) == 0o640 and target.stat().st_size == 0
 
 
 def test_room_is_checked_before(tmp_path: Path) -> None:
@@ -162,7 +133,6 @@ def test_a_failed_job_keeps_what_is_finished(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with Workspace.open(out) as work:
         write(work, "a", b"1")
-        FileSink(work.path("b"), 10)  # left as a kill would leave it
     with Workspace.open(out) as work:
         assert tree(work.out) == {"a": b"1"}
         work.publish(as_folder=True)
@@ -210,7 +180,8 @@ def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             Workspace.open(out)
     lock.unlink()
     part = Workspace.open(out, lock_name="lock-1")
-    with FileSink(part.path("a"), 1), Workspace.open(out, lock_name="lock-2") as other:
+    write(part, "a", b"1")
+    with Workspace.open(out, lock_name="lock-2") as other:
         assert len(list(other.out.iterdir())) == 1
 
 

@@ -7,14 +7,13 @@ million tensors is 100 MB of JSON, so the caller may turn each object into somet
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
+from anyckpt.core import collector
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import fail
 from anyckpt.io.bounds import byte_count
@@ -74,7 +73,7 @@ def parse(
 
     try:
         decoder = json.JSONDecoder(object_pairs_hook=object_from, parse_constant=constant, parse_float=finite)
-        with _without_garbage_collection():
+        with collector.paused():
             document = decoder.decode(text)
     except RecursionError as error:
         raise fail("too-deep", f"is nested more than {max_depth} levels deep", where=where) from error
@@ -84,18 +83,6 @@ def parse(
         raise fail(code, f"is not JSON: {printable(str(error), limit=120)}", where=where) from error
     _check_depth(document, max_depth, where)
     return document
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Parsing makes no cycles, and the collector would visit millions of new objects again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _duplicates(pairs: list[tuple[str, Any]], where: str, tell: Callable[[str], None] | None) -> None:

@@ -1,23 +1,18 @@
-"""Writing files: positional writes that are complete, copies by the kernel, and files that appear whole or not at all.
+"""Writing to open files: positional writes that are complete, copies by the kernel, forcing to disk.
 
-A file is made under a unique temporary name in its own folder, forced to disk, checked, given its name by a rename, and
-the folder is forced to disk: after a crash there is the old file or the new one. `workspace.py` does so for a whole
-destination.
+How a destination appears whole or not at all is in `workspace.py`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from anyckpt.core.source import File
 from anyckpt.errors import OutOfSpace
 from anyckpt.finding import fail
 from anyckpt.io.bounds import byte_count
@@ -127,74 +122,3 @@ def _fcntl() -> Any:
     import fcntl
 
     return fcntl
-
-
-class FileSink:
-    """A file in the making, under a temporary name until `commit`. Threads may write to it at different offsets.
-
-    As a context manager it is removed at the end unless it was committed.
-    """
-
-    def __init__(self, target: Path, size: int) -> None:
-        self.target, self.size = target, size
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._path = target.parent / f".anyckpt-{secrets.token_hex(8)}"
-        # Mode 0666: the kernel takes the umask off, which a process cannot read without changing it for all threads.
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
-        with out_of_space_named():
-            self.fd = os.open(self._path, flags, 0o666)
-            try:
-                os.ftruncate(self.fd, size)
-            except BaseException:
-                self.close()
-                raise
-
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write at an offset; what is never written stays zero."""
-        self._inside(offset, memoryview(data).nbytes)
-        write_at(self.fd, offset, data)
-
-    def copy(self, source: File, source_offset: int, length: int, offset: int) -> None:
-        """Copy bytes that lie in another file as they are: by the kernel from a local file, else through a buffer."""
-        self._inside(offset, length)
-        found = source.on_disk()
-        if found and (source_fd := found[0].fileno()) is not None:
-            source.read(source_offset + length, 0)  # raises [truncated] if the range is not inside
-            copy_range(source_fd, found[1] + source_offset, self.fd, offset, length)
-            return
-        buffer = memoryview(bytearray(min(length, _BUFFER_BYTES)))
-        for done in range(0, length, _BUFFER_BYTES):
-            part = buffer[: min(length - done, _BUFFER_BYTES)]
-            source.readinto(source_offset + done, part)
-            write_at(self.fd, offset + done, part)
-
-    def commit(self, *, mode_of: Path | None = None) -> None:
-        """Force the bytes to disk, give the file its name, and force that to disk. `mode_of`: the file it replaces."""
-        sync_file(self.fd)
-        size = os.fstat(self.fd).st_size
-        if size != self.size:
-            raise OSError(errno.EIO, f"{self.target.name} has {size:,} bytes after writing, not {self.size:,}")
-        if mode_of is not None:
-            os.fchmod(self.fd, stat.S_IMODE(os.stat(mode_of).st_mode))
-        os.replace(self._path, self.target)
-        os.close(self.fd)
-        self.fd = -1
-        sync_folder(self.target.parent)
-
-    def close(self) -> None:
-        """Remove the unfinished file; nothing after `commit`."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
-
-    def __enter__(self) -> FileSink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _inside(self, offset: int, length: int) -> None:
-        if offset < 0 or offset + length > self.size:
-            raise ValueError(f"[{offset}, {offset + length}) is outside of a file of {self.size} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 
 from anyckpt.core.source import File
 from anyckpt.io.bounds import check_range
@@ -49,7 +50,7 @@ def sub_file(file: File, offset: int, length: int, name: str = "") -> SubFile:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """Bytes in memory as a file."""
+    """Bytes in memory as a file, for what is made rather than read: a config, a tokenizer put together again."""
 
     name: str
     data: bytes
@@ -57,6 +58,11 @@ class MemoryFile:
     @property
     def size(self) -> int:
         return len(self.data)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from another of the same name, for the digest of a plan."""
+        return sha256(self.data).hexdigest()
 
     def read(self, offset: int, length: int) -> bytes:
         check_range(self.name, len(self.data), offset, length)

@@ -126,16 +126,13 @@ class Workspace:
             )
 
     def _mend(self) -> None:
-        """After a crash: put back or remove what was moved aside, and remove unfinished files."""
+        """After a crash: put back or remove what was moved aside."""
         self._restore_old()
         old = self.partial / "old"
         if old.is_dir() and not old.is_symlink():
             shutil.rmtree(old)
         else:
             old.unlink(missing_ok=True)
-        if self.lock_name == "lock":  # the parts of a shared job write here at the same time
-            for path in self.out.rglob(".anyckpt-*"):
-                path.unlink(missing_ok=True)
 
     def _restore_old(self) -> None:
         """Undo the first of the two renames if the second did not happen."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def boxes_of(tensor: Tensor, n_bytes: int = SLAB_BYTES) -> Iterator[Box]:
 
 def each(
     function: Callable[[T, Callable[[int], None]], R],
-    items: Iterable[T],
+    items: Collection[T],
     *,
     total_bytes: int,
     jobs: int | None = None,
@@ -69,9 +69,11 @@ def each(
 ) -> list[R]:
     """`function(item, advance)` for every item on several threads, in order; `advance(n)` tells of n bytes done.
 
-    The first exception, in the order of the items, is raised after the running ones are done.
+    An exception stops the rest after the running ones are done and is raised.
     """
     lock, done = threading.Lock(), 0
+    results: list[R | None] = [None] * len(items)
+    waiting: Iterator[tuple[int, T]] = enumerate(items)
 
     def advance(n_bytes: int) -> None:
         nonlocal done
@@ -80,13 +82,25 @@ def each(
             if events is not None:
                 events(done, total_bytes)
 
-    with ThreadPoolExecutor(jobs or default_jobs()) as pool:
-        futures = [pool.submit(function, item, advance) for item in items]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
+    def work() -> None:
+        nonlocal waiting
+        while True:
+            with lock:
+                numbered = next(waiting, None)
+            if numbered is None:
+                return
+            try:
+                results[numbered[0]] = function(numbered[1], advance)
+            except BaseException:
+                waiting = iter(())
+                raise
+
+    n_jobs = min(jobs or default_jobs(), max(1, len(items)))
+    with ThreadPoolExecutor(n_jobs) as pool:
+        workers = [pool.submit(work) for _ in range(n_jobs)]
+    for worker in workers:
+        worker.result()
+    return cast("list[R]", results)
 
 
 def read_values(tensor: Tensor, box: Box, name: str) -> Array:

@@ -7,9 +7,7 @@ where its whole payload is zero (what a writer that preallocates leaves behind w
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ from anyckpt.core.source import File, Fill, Inline, Span
 from anyckpt.core.tensor import Tensor, from_source
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import Report, Severity, located
-from anyckpt.verbs.reading import SLAB_BYTES, Events, default_jobs
+from anyckpt.verbs.reading import SLAB_BYTES, Events, each
 from anyckpt.verbs.tensors import all_tensors
 
 if TYPE_CHECKING:
@@ -72,39 +70,21 @@ def check_values(
     stepped over.
     """
     parts = list(_parts(checkpoint))
+
+    def scan(part: Part, advance: Callable[[int], None]) -> CheckpointError | None:
+        try:
+            _scan(part, advance)
+        except CheckpointError as error:
+            return located(error, part.name)
+        return None
+
     total = sum(part.n_bytes for part in parts)
-    lock, done = threading.Lock(), 0
-
-    def advance(n_bytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += n_bytes
-            if events is not None:
-                events(done, total)
-
-    faults: list[CheckpointError] = []
-    waiting = iter(parts)
-
-    def work() -> None:
-        while True:
-            with lock:
-                part = next(waiting, None)
-            if part is None:
-                return
-            try:
-                _scan(part, advance)
-            except CheckpointError as error:
-                faults.append(located(error, part.name))
-
-    n_jobs = jobs or default_jobs()
-    with ThreadPoolExecutor(n_jobs) as pool:
-        for worker in [pool.submit(work) for _ in range(n_jobs)]:
-            worker.result()
+    faults = [fault for fault in each(scan, parts, total_bytes=total, jobs=jobs, events=events) if fault is not None]
     report.extend(fault.finding for fault in faults)
     _report_not_finite(parts, report)
     in_tail = _report_tails(parts, report)
     _report_zeros(parts, in_tail, report)
-    return done
+    return total
 
 
 def _parts(checkpoint: Checkpoint) -> Iterator[Part]:
