@@ -26,10 +26,12 @@ SECTIONS: dict[str, dict[str, str]] = {
         "stat": "Statistics of the values of each tensor.",
         "du": "Where the bytes are.",
         "show": "Print the values of one tensor or a part of it.",
+        "latest": "The newest checkpoint of a run; --complete: the newest whole one.",
         "manifest": "List files and tensors with their digests.",
     },
     "Make": {
         "convert": "Write it in another format.",
+        "reshard": "Write its training state for another number of ranks.",
         "cast": "Write it in another dtype.",
         "prune": "Keep the weights, leave training state out.",
         "sanitize": "Write a file that loads with weights_only=True.",

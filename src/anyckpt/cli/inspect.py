@@ -61,6 +61,10 @@ def _head(found: Inspection) -> list[Row]:
     rows: list[Row] = [("holds", *_holds(found)), ("state", *_state(found)), ("bytes", *_bytes(found))]
     if found.is_training:
         rows.append(("training", *_training(found)))
+    if found.resume is not None:
+        can = Span("yes", "good") if found.resume.can else Span("no", "warning")
+        command = f"; {found.resume.command}" if found.resume.command else ""
+        rows.append(("resumes", can, Span(f": {found.resume.why}{command}", "dim")))
     if found.prefixes:
         rows.append(("wrapped", ", ".join(found.prefixes), Span("  --strip-prefixes takes them off", "dim")))
     if found.ties:

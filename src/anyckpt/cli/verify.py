@@ -19,9 +19,12 @@ from anyckpt.verbs.verify import Verification, verify
 @path_argument()
 @click.option("--deep", is_flag=True, help="Read every value too: checksums, NaN and infinity, runs of zeros.")
 @click.option("--strict", is_flag=True, help="Let warnings count as errors.")
+@click.option("--for", "resume", metavar="LAYOUT", help='Can training go on from it there? For example "fsdp world=8".')
 @click.option("--all", "show_all", is_flag=True, help="Print every finding.")
 @jobs_option
-def command(out: Output, path: str, deep: bool, strict: bool, show_all: bool, jobs: int | None) -> int:
+def command(
+    out: Output, path: str, deep: bool, strict: bool, resume: str | None, show_all: bool, jobs: int | None
+) -> int:
     """Check that a checkpoint is whole, sound and safe.
 
     Without --deep only headers, sizes and indexes are read, which takes a moment whatever the size. The exit status is
@@ -29,9 +32,11 @@ def command(out: Output, path: str, deep: bool, strict: bool, show_all: bool, jo
     """
     with bar(out) as shown:
         events = partial(shown.update, "reading") if shown else None
-        found = verify(path, deep=deep, strict=strict, jobs=jobs, events=events)
+        found = verify(path, deep=deep, strict=strict, resume=resume, jobs=jobs, events=events)
     out.document(found.as_dict())
     _answer(out, found)
+    if found.resume is not None and found.resume.can:
+        out.line(Span("resumes", "good"), f" as {found.resume.wanted}", Span(f": {found.resume.why}", "dim"))
     show_findings(out, found.findings, found.suppressed, path=path, show_all=show_all)
     return FINE if found.ok else NO
 

@@ -113,12 +113,12 @@ def _read_folder(place: Place, folders: list[Candidate], report: Report) -> Chec
         )
     chosen = folders[0]
     for candidate in folders:
-        lacking = _lacking(place, candidate.name, [c.name for c in folders])
-        if not lacking:
+        less = lacking(place, candidate.name, [c.name for c in folders])
+        if not less:
             chosen = candidate
             break
         report.add(
-            "incomplete", f"was not finished: its siblings have {', '.join(lacking[:4])} besides",
+            "incomplete", f"was not finished: its siblings have {', '.join(less[:4])} besides",
             where=printable(candidate.name), severity="warning", hint="use the one before it",
         )
     if len(folders) > 1:
@@ -133,7 +133,7 @@ def _read_folder(place: Place, folders: list[Candidate], report: Report) -> Chec
     return replace(checkpoint, format="folder", facts=facts)
 
 
-def _lacking(place: Place, name: str, siblings: Iterable[str]) -> list[str]:
+def lacking(place: Place, name: str, siblings: Iterable[str]) -> list[str]:
     """Files that every sibling has and this folder has not; numbers of ranks and shards do not count."""
     own = _plain_names(place, name)
     others = [_plain_names(place, sibling) for sibling in siblings if sibling != name]

@@ -16,6 +16,7 @@ from anyckpt.io.place import Place
 from anyckpt.names import prefixes, versions
 from anyckpt.verbs.fold import Fold, fold
 from anyckpt.verbs.loading import Loading, loading
+from anyckpt.verbs.resume import Answer, own
 from anyckpt.verbs.telling import most_telling_first
 from anyckpt.verbs.tensors import other_tensors
 
@@ -99,6 +100,7 @@ class Inspection:
     framework: str = ""
     assets: tuple[str, ...] = ()
     next_steps: tuple[tuple[str, str], ...] = ()
+    resume: Answer | None = None
 
     @property
     def ok(self) -> bool:
@@ -128,6 +130,7 @@ class Inspection:
             "rng": self.has_rng,
             "state": dict(self.state),
             "topology": self.topology,
+            "resume": self.resume.as_dict() if self.resume else None,
             "ties": dict(self.ties),
             "prefixes": list(self.prefixes),
             "framework": self.framework,
@@ -179,6 +182,7 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         prefixes=tuple(str(w) for w in wrappers if w.where != "asked"),
         framework=str(checkpoint.facts.get("framework", "")),
         assets=tuple(a.name for a in checkpoint.assets),
+        resume=own(checkpoint),
         next_steps=tuple(_next_steps(os.fspath(path), checkpoint, sizes, how, findings)),
     )
 

@@ -15,6 +15,7 @@ from anyckpt.finding import Finding, Report, Verdict
 from anyckpt.formats import table
 from anyckpt.io.place import Place
 from anyckpt.verbs.reading import Events
+from anyckpt.verbs.resume import Answer, judge, parse
 from anyckpt.verbs.telling import most_telling_first
 
 
@@ -31,6 +32,7 @@ class Verification:
     findings: tuple[Finding, ...]
     suppressed: Mapping[str, int] = field(default_factory=dict)
     deep: bool = False
+    resume: Answer | None = None
     n_tensors: int = 0
     bytes_read: int = 0
     seconds: float = 0.0
@@ -50,6 +52,7 @@ class Verification:
             "findings": [finding.as_dict() for finding in self.findings],
             "suppressed": dict(self.suppressed),
             "deep": self.deep,
+            **({"resume": self.resume.as_dict()} if self.resume else {}),
             "tensors": self.n_tensors,
             "bytes_read": self.bytes_read,
             "seconds": round(self.seconds, 3),
@@ -61,25 +64,32 @@ def verify(
     *,
     deep: bool = False,
     strict: bool = False,
+    resume: str | None = None,
     jobs: int | None = None,
     events: Events | None = None,
 ) -> Verification:
     """Check the checkpoint at `path`.
 
     Without `deep` headers, sizes, indexes and pickles are read; with it checksums and every value too, in memory
-    bounded by a few MiB a thread. `strict` makes warnings errors. `events(bytes done, bytes in all)` is called from
+    bounded by a few MiB a thread. `resume`: a framework and sizes, "fsdp world=8", that should be able to train on from
+    it. `strict` makes warnings errors. `events(bytes done, bytes in all)` is called from
     any thread.
 
     Faults of the checkpoint are findings, never exceptions. Raises UsageError where there is no such path.
     """
     start = time.monotonic()
     report = Report()
-    checkpoint, bytes_read = None, 0
+    checkpoint, bytes_read, answer = None, 0, None
+    if resume is not None:
+        parse(resume)
     try:
         place = Place.at(path)
         checkpoint = formats.read(place, report)
         if deep:
             bytes_read = _deep(place, checkpoint, report, jobs, events)
+        if resume is not None:
+            answer = judge(replace(checkpoint, findings=tuple(report.findings)), resume)
+            report.extend(answer.findings())
     except CheckpointError as error:
         report.extend([error.finding])
         if checkpoint is None:
@@ -94,6 +104,7 @@ def verify(
         findings=tuple(findings),
         suppressed=dict(report.suppressed),
         deep=deep,
+        resume=answer,
         n_tensors=len(checkpoint.weights) if checkpoint else 0,
         bytes_read=bytes_read,
         seconds=time.monotonic() - start,

@@ -9,7 +9,7 @@
 
 A pickle of protocol 4 that torch loads without any guard; here it runs on the inert machine. Files of torch 2.0 to 2.2
 lack `version`, `storage_meta` and the transforms; those of 2.13 have them all. Saves of very many ranks have millions of
-chunks, so `rows` turns each object into a tuple as soon as it is built, and chunks of a tensor into two arrays.
+chunks, so `rows` makes a tuple of each object as soon as it is built, and two arrays of the chunks of a tensor.
 Source: torch 2.13 `distributed/checkpoint/{metadata,filesystem}.py`.
 """
 
