@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +34,14 @@ def reshard(
     dp: int | None = None,
     zero: int | None = None,
     world: int | None = None,
+    buffers: Sequence[str] = (),
     events: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Written:
     """Write `source` for other parallel sizes; those that are not given stay as they were saved.
 
-    `to` names the format (default: the source's own; DeepSpeed where `zero` is given). `zero`: the ZeRO stage. Other
+    `to` names the format (default: the source's own; DeepSpeed where `zero` is given). `zero`: the ZeRO stage.
+    `buffers`: globs of the weights that are buffers, for sources that do not tell them from frozen parameters. Other
     options as `convert`. Raises UsageError where nothing is asked for or the format is not sharded.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
@@ -47,7 +49,10 @@ def reshard(
     asked = {name: size for name, size in sizes.items() if size is not None}
     if not asked:
         raise UsageError("no size is given to reshard to", hint="for example: anyckpt reshard SRC DST --dp 8")
-    topology = replace(checkpoint.topology or Topology(), **asked)
+    saved = checkpoint.topology or Topology()
+    if tp is not None and etp is None and saved.etp == saved.tp:
+        asked["etp"] = tp  # experts are split as everything else unless it is said otherwise
+    topology = replace(saved, **asked)
     if to is None:
         row = row_named(checkpoint.format)
         same = row is not None and row.writes and row.training and row.kind == "folder"
@@ -58,4 +63,5 @@ def reshard(
         raise UsageError(
             f"{checkpoint.format} is not a sharded format", hint="name the one to write with --to, see: anyckpt formats"
         )
-    return convert(checkpoint, destination, to=to, topology=topology, events=events, **options)
+    extra = {"buffers": tuple(buffers)}
+    return convert(checkpoint, destination, to=to, topology=topology, extra=extra, events=events, **options)

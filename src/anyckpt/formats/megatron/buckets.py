@@ -97,7 +97,9 @@ def _collected(tensors: Mapping[str, Tensor], objects: Mapping[str, Any]) -> dic
             group.dtypes[buffer] = bucket["dtype"]
             group.buffers.setdefault(buffer, {}).setdefault(bucket["slot"], {})[int(bucket["bucket"])] = value
         elif bucket is None:
-            group.objects[match["rest"].partition("/")[0]] = value
+            # An unsharded object is stored as a list of one.
+            whole = value[0] if isinstance(value, list) and len(value) == 1 else value
+            group.objects[match["rest"].partition("/")[0]] = whole
     return found
 
 

@@ -32,7 +32,7 @@ def fit(checkpoint: Checkpoint, options: WriteOptions) -> Checkpoint:
     """
     args = dict(checkpoint.config or {})
     saved = checkpoint.topology or topology_of(args)
-    topology = settled(options.topology or saved, saved, n_experts(checkpoint.weights) > 0)
+    topology = settled(options.topology or saved, n_experts(checkpoint.weights) > 0)
     told = options.extra.get("findings")
     notes: list[Finding] = told if isinstance(told, list) else []
     before_core = any(name.startswith("language_model.") for name in checkpoint.weights)
@@ -71,11 +71,9 @@ def fit(checkpoint: Checkpoint, options: WriteOptions) -> Checkpoint:
     )  # fmt: skip
 
 
-def settled(asked: Topology, saved: Topology, has_experts: bool) -> Topology:
-    """The layout that is meant: sizes that follow from others are made to."""
-    etp = asked.etp
-    if not has_experts or (asked.etp == saved.etp == saved.tp):
-        etp = asked.tp  # Megatron's default, which a changed TP takes along
+def settled(asked: Topology, has_experts: bool) -> Topology:
+    """The layout that is meant: sizes that a model has no use for follow the others."""
+    etp = asked.etp if has_experts else asked.tp
     vpp = asked.vpp if asked.pp > 1 else 1
     ep = asked.ep if has_experts else 1
     per_stage = asked.tp * asked.cp * asked.dp

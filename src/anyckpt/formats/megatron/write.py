@@ -162,7 +162,8 @@ def _optimizer(
     own = [(v, name) for v, chunk in enumerate(chunks) for name in chunk]
     dense = [local for local in own if not parts.is_expert(local[1])]
     experts = [local for local in own if parts.is_expert(local[1])]
-    shares = [(dense, False), (experts, True)] if experts else [(own, False)]
+    # Only with EP > 1 does Megatron give experts an optimizer of their own (tensor_parallel/layers.py: `allreduce`).
+    shares = [(dense, False), (experts, True)] if experts and topology.ep > 1 else [(own, False)]
     flat = bool(args.get("use_distributed_optimizer"))
     scaler = checkpoint.state.get("grad_scaler")
     heads: list[Any] = []
