@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from anyckpt.cli.making import make, maker_options
+from anyckpt.cli.making import gguf_options, make, maker_options
 from anyckpt.cli.options import path_argument, size, verb
 from anyckpt.cli.output import Output
 
@@ -42,6 +42,7 @@ from anyckpt.cli.output import Output
 @click.option("--merge-adapter", type=click.Path(), metavar="PATH", help="Merge this PEFT adapter into the weights.")
 @click.option("--like", type=click.Path(), metavar="PATH", help="A checkpoint of the same model, for its names.")
 @click.option("--world", type=click.IntRange(1), metavar="N", help="How many ranks to write a sharded format for.")
+@gguf_options
 @maker_options
 def command(out: Output, source: str, destination: str, **options: Any) -> None:
     """Write the checkpoint SOURCE to DESTINATION in another format.
@@ -53,6 +54,7 @@ def command(out: Output, source: str, destination: str, **options: Any) -> None:
     anyckpt convert checkpoint.pt model.safetensors
     anyckpt convert run/step_1000 ./model --to hf --dtype bf16
     anyckpt convert run/step_1000 ./eight --to dcp --world 8
+    anyckpt convert ./model model.gguf --quant q4_k_m
     """
     from anyckpt.verbs.convert import convert
 

@@ -39,6 +39,24 @@ def maker_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def gguf_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that GGUF has and no other format."""
+    for option in (
+        click.option("--allow-lossy", is_flag=True, help="Let a step lose values that no later one can restore."),
+        click.option("--base", type=click.Path(), metavar="FOLDER", help="GGUF: the model of an adapter to write as one."),
+        click.option("--pre", metavar="NAME", help="GGUF: how the tokenizer cuts text (default: by its definition)."),
+        click.option("--model-name", metavar="NAME", help="GGUF: the model's name (default: as its files say)."),
+        click.option("--split-max-size", type=size, metavar="SIZE", help="GGUF: write a folder of files up to this size."),
+        click.option(
+            "--tensor-type", multiple=True, metavar="PATTERN=TYPE", help="GGUF: the type of tensors whose name matches."
+        ),
+        click.option("--imatrix", type=click.Path(), metavar="FILE", help="GGUF: an importance matrix."),
+        click.option("--quant", metavar="TYPE", help="GGUF: q4_k_m, q8_0, f16 … (default: 16 bits as the source has)."),
+    ):
+        function = option(function)
+    return function
+
+
 def make(out: Output, function: Callable[..., Any], source: str, destination: str, options: Mapping[str, Any]) -> None:
     """Run a verb that writes, with a bar, and tell what it wrote."""
     with bar(out) as shown:

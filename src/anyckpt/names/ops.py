@@ -21,7 +21,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Bijection:
-    """`forward(tensors, config) -> tensor` and `inverse(tensor, config) -> tensors`, in the order of the row's names."""
+    """`forward(tensors, config) -> tensor`, `inverse(tensor, config) -> tensors`, in the order of the row's names."""
 
     name: str
     forward: Callable[[Sequence[Tensor], Config], Tensor]
@@ -31,7 +31,7 @@ class Bijection:
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """One Hugging Face tensor that the other family holds as several: `split(tensor, config)` and `join(parts, config)`."""
+    """One Hugging Face tensor that the other family holds as several."""
 
     name: str
     split: Callable[[Tensor, Config], list[Tensor]]
@@ -66,7 +66,9 @@ def _halved(t: Tensor, n_heads: int) -> Tensor:
 
 
 ROTARY_Q = Bijection(
-    "rotary order of queries", lambda ts, c: _interleaved(ts[0], heads_of(c)[0]), lambda t, c: [_halved(t, heads_of(c)[0])]
+    "rotary order of queries",
+    lambda ts, c: _interleaved(ts[0], heads_of(c)[0]),
+    lambda t, c: [_halved(t, heads_of(c)[0])],
 )
 ROTARY_K = Bijection(
     "rotary order of keys", lambda ts, c: _interleaved(ts[0], heads_of(c)[1]), lambda t, c: [_halved(t, heads_of(c)[1])]
@@ -74,7 +76,7 @@ ROTARY_K = Bijection(
 
 
 def _plus(t: Tensor, constant: float) -> Tensor:
-    """value + constant, in float32 where the type is narrower than it and not float16, as the official converter does."""
+    """value + constant, in float32 where the type is narrower and not float16, as the official converter does."""
     wide = t if t.dtype.name in ("float16", "float32", "float64") else ops.cast(t, DTYPES["float32"])
     return Tensor(wide.dtype, wide.shape, op=ops.AddConstant(wide, constant))
 
@@ -95,13 +97,15 @@ def _cut(t: Tensor, axis: int, sizes: Sequence[int]) -> list[Tensor]:
     """Consecutive parts along an axis."""
     out, at = [], 0
     for size in sizes:
-        out.append(t[(*[slice(None)] * axis, slice(at, at + size))])
+        out.append(t[tuple([slice(None)] * axis + [slice(at, at + size)])])
         at += size
     return out
 
 
 GATE_UP = Parting(
-    "gate and up", lambda t, _: _cut(t, t.ndim - 2, [t.shape[-2] // 2] * 2), lambda ts, _: ops.concat(ts, ts[0].ndim - 2)
+    "gate and up",
+    lambda t, _: _cut(t, t.ndim - 2, [t.shape[-2] // 2] * 2),
+    lambda ts, _: ops.concat(ts, ts[0].ndim - 2),
 )
 
 
@@ -117,7 +121,7 @@ def _join_kv_b(ts: Sequence[Tensor], config: Config) -> Tensor:
 
 
 KV_B = Parting("MLA's keys and values", _split_kv_b, _join_kv_b)
-"""kv_b_proj [heads · (nope + v), rank] ↔ k_b [heads, rank, nope] and v_b [heads, v, rank] (llama.cpp since build 4871)."""
+"""kv_b_proj [heads · (nope + v), rank] ↔ k_b [heads, rank, nope] and v_b [heads, v, rank] (llama.cpp since 4871)."""
 
 
 def _groups(config: Config, rows: int) -> tuple[int, int, int]:

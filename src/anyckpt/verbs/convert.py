@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from anyckpt.core import ops
 from anyckpt.core.checkpoint import Checkpoint
@@ -46,6 +46,7 @@ def convert(
     like: str | os.PathLike[str] | None = None,
     world: int | None = None,
     topology: Topology | None = None,
+    extra: Mapping[str, Any] | None = None,
     weights: Literal["compute", "master"] = "compute",
     only: Literal["weights", "optimizer"] | None = None,
     quant: str | None = None,
@@ -54,6 +55,7 @@ def convert(
     split_max_size: int | None = None,
     model_name: str | None = None,
     pre: str | None = None,
+    base: str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     prove: bool = False,
     dry_run: bool = False,
@@ -67,12 +69,12 @@ def convert(
     `to` names a format of `anyckpt formats`; without it the destination's ending decides. `include`, `exclude` and
     `keep_dtype` are globs of tensor names. `max_shard_size` and `max_memory` in bytes. `merge_adapter`: a PEFT adapter
     folder to merge into the source. `like`: as in `open`. `world`: how many ranks a sharded format is written for,
-    `topology`: of which kinds (`reshard`).
+    `topology`: of which kinds (`reshard`); `extra`: what one format's writer may be told besides.
     `weights="master"` writes the optimizer's fp32 masters, `only="optimizer"` its tensors as `parameter/slot`.
 
     GGUF: `quant` is a file type (q4_k_m …), `imatrix` a file of importances, `tensor_type` PATTERN=TYPE exceptions,
-    `split_max_size` bytes of a file of a set, `model_name` and `pre` override what the source says. `allow_lossy` lets
-    a step lose what no later one can restore.
+    `split_max_size` bytes of a file of a set, `model_name` and `pre` override what the source says, `base` is the model
+    of an adapter that is written as one. `allow_lossy` lets a step lose what no later one can restore.
 
     Raises CheckpointError where the source has an error finding, UsageError for a request that makes no sense, Refused
     and OutOfSpace before anything is written.
@@ -100,8 +102,8 @@ def convert(
     uncast = checkpoint.weights
     if dtype is not None:
         checkpoint = recast(checkpoint, _dtype(dtype), keep_dtype)
-    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre)
-    gguf = GgufOptions(quant, imatrix, tensor_type, model_name, pre, allow_lossy)
+    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre, base=base)
+    gguf = GgufOptions(quant, imatrix, tensor_type, model_name, pre, allow_lossy, base)
     checkpoint = prepared(checkpoint, row, gguf, notes)
     training = row.training and only != "weights" and checkpoint.is_training and not (include or exclude)
     if checkpoint.is_training and not training:
@@ -109,8 +111,8 @@ def convert(
     if world is not None and topology is None:
         topology = Topology(world=world)
     # `uncast`: what masters are made of where the source stores none. Writers add to `findings`.
-    extra = {"training": training, "uncast": uncast, "findings": notes, "split_max_bytes": split_max_size}
-    options = WriteOptions(target.name, max_shard_size, tied, topology, extra)
+    told = {"training": training, "uncast": uncast, "findings": notes, "split_max_bytes": split_max_size}
+    options = WriteOptions(target.name, max_shard_size, tied, topology, {**told, **(extra or {})})
     job = Job(max_memory=max_memory, jobs=jobs, force=force, dry_run=dry_run, prove=prove, events=events)
     written = write_checkpoint(checkpoint, target, row, options, job)
     return replace(written, findings=(*notes, *checkpoint.findings))

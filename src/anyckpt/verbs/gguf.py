@@ -3,7 +3,8 @@
     from Hugging Face names   by the architecture's table; keys from config.json and the tokenizer   `as_gguf`
     from GGUF                 keys as they are, tensors in other types
     from GGML, GGMF, GGJT     renamed, keys from the few numbers they carry
-    from a PEFT adapter       llama.cpp's adapter                                                    `verbs/gguf_adapter.py`
+    from a PEFT adapter       llama.cpp's adapter
+    `verbs/gguf_adapter.py`
 
 The types are the converter's for f32, f16, bf16 and the quantizer's for all others; both in one pass from the source.
 """
@@ -44,7 +45,9 @@ ALWAYS_F32 = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd
 
 @dataclass(frozen=True, slots=True)
 class GgufOptions:
-    """`quant`: a file type of `mixture.FILE_TYPES` or auto. `tensor_types`: (regular expression, type) in order."""
+    """`quant`: a file type of `mixture.FILE_TYPES` or auto. `tensor_types`: PATTERN=TYPE in order. `base`: an
+    adapter's.
+    """
 
     quant: str | None = None
     imatrix: str | os.PathLike[str] | None = None
@@ -52,6 +55,7 @@ class GgufOptions:
     model_name: str | None = None
     pre: str | None = None
     allow_lossy: bool = False
+    base: str | os.PathLike[str] | None = None
 
     def overrides(self) -> list[tuple[str, str]]:
         """`PATTERN=TYPE` taken apart. Raises UsageError for another form."""
@@ -59,7 +63,9 @@ class GgufOptions:
         for text in self.tensor_types:
             pattern, equals, kind = text.rpartition("=")
             if not equals or not pattern:
-                raise UsageError(f"--tensor-type {text!r} is not PATTERN=TYPE", hint="as in: --tensor-type ffn_down=q6_k")
+                raise UsageError(
+                    f"--tensor-type {text!r} is not PATTERN=TYPE", hint="as in: --tensor-type ffn_down=q6_k"
+                )
             out.append((pattern, mixture.type_named(kind)))
         return out
 
@@ -104,7 +110,8 @@ def _from_hub(checkpoint: Checkpoint, options: GgufOptions, notes: list[Finding]
     if table.name == "gemma3":
         mapped = _without_rows_beyond(mapped, files)
     extra = {
-        name: from_array(np.asarray(values, np.float32)) for name, values in hparams.rope_tensors(table.name, full).items()
+        name: from_array(np.asarray(values, np.float32))
+        for name, values in hparams.rope_tensors(table.name, full).items()
     }
     _check_layer_types(table, full, notes)
     quant = (options.quant or "auto").lower()
@@ -121,7 +128,9 @@ def _from_hub(checkpoint: Checkpoint, options: GgufOptions, notes: list[Finding]
     return _made(checkpoint, _quantized(tensors, targets, name, Metadata(fields), options), Metadata(fields))
 
 
-def _mapped(checkpoint: Checkpoint, table: Architecture, config: Mapping[str, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _mapped(
+    checkpoint: Checkpoint, table: Architecture, config: Mapping[str, Any]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Tensors under GGUF's names; wrapper prefixes are taken off where the names as they are mean nothing."""
     drop = _left_out(table, config)
     try:
@@ -174,7 +183,8 @@ def _check_layer_types(table: Architecture, config: Mapping[str, Any], notes: li
     if any((kind == "full_attention") != ((i + 1) % 6 == 0) for i, kind in enumerate(kinds)):
         notes.append(
             Finding(
-                "lossy", "warning", "the order of local and global layers is not the usual 5 to 1, which GGUF can't say: "
+                "lossy", "warning",
+                "the order of local and global layers is not the usual 5 to 1, which GGUF can't say: "
                 "llama.cpp will compute other results", "config.json", "run this model with transformers",
             )
         )  # fmt: skip
@@ -194,7 +204,11 @@ def _keys(
     name = hparams.WRITERS[table.name][0]
     folder = Path(checkpoint.path).resolve().name
     shapes = [(n, t.shape) for n, t in tensors.items()]
-    fields = {"general.architecture": kv.text(name), **hparams.early_keys(table.name, config), "general.type": kv.text("model")}
+    fields = {
+        "general.architecture": kv.text(name),
+        **hparams.early_keys(table.name, config),
+        "general.type": kv.text("model"),
+    }
     fields |= naming.general_keys(files, folder, shapes, options.model_name)
     fields |= hparams.model_keys(table.name, config, file_type)
     fields |= hparams.pooling_key(table.name, files.pooling())
@@ -271,7 +285,9 @@ def _quantized(
 
 def _refuse_second_loss(name: str, tensor: Tensor, kind: str, allow_lossy: bool) -> None:
     if tensor.dtype.name in BLOCK_TYPES and kind != "float32" and not allow_lossy:
-        raise Refused(f"{name} is {spelling(tensor.dtype.name)} already: {spelling(kind)} would lose once more", hint=LOSSY_HINT)
+        raise Refused(
+            f"{name} is {spelling(tensor.dtype.name)} already: {spelling(kind)} would lose once more", hint=LOSSY_HINT
+        )
 
 
 def _importance(options: GgufOptions) -> dict[str, Tensor] | None:

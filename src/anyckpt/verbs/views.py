@@ -16,6 +16,7 @@ VIEWS: Mapping[str, str] = MappingProxyType(
         "modernised": "anyckpt.names.versions:modernised",
         "dense": "anyckpt.verbs.dense:dense",
         "merged": "anyckpt.verbs.views:merged",
+        "hf": "anyckpt.verbs.hub:hub",
     }
 )
 """Loaded on first use. Each takes a Checkpoint and gives one, or raises UsageError where the view does not apply."""

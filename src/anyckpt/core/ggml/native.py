@@ -1,8 +1,8 @@
 """ggml's own encoders in C, by the `libgguf` wheel (extra `gguf`), where it is installed: the same bytes, faster.
 
 Its IQ1_M differs from the official encoder's and is left out, as are types it does not have. ggml's IQ3_S encoder has a
-fault that is not copied: behind 32 zeros, what follows in a block of 256 is written too far to the front, and reads back
-as other numbers. Rows that hold such blocks are left to `pack_iq`.
+fault that is not copied: behind 32 zeros, what follows in a block of 256 is written too far to the front, and reads
+back as other numbers. Rows that hold such blocks are left to `pack_iq`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 TYPES = frozenset(
-    "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs iq3_s iq3_xxs iq2_s iq2_xs iq2_xxs iq1_s tq1_0 tq2_0 "
-    "mxfp4 q1_0".split()
+    "q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs iq3_s iq3_xxs iq2_s iq2_xs iq2_xxs iq1_s "
+    "tq1_0 tq2_0 mxfp4 q1_0".split()
 )
 ONLY_HERE = frozenset(("iq3_xxs", "iq2_s", "iq2_xs", "iq2_xxs", "iq1_s"))
 """Types that numpy does not write."""

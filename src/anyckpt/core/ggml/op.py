@@ -1,4 +1,6 @@
-"""The lazy operation of a writer that quantizes: any tensor of values as blocks, or as a narrower float, in slabs of rows."""
+"""The lazy operation of a writer that quantizes: any tensor of values as blocks, or as a narrower float, in slabs of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,8 @@ from anyckpt.core.box import Box
 from anyckpt.core.dtypes import DTYPES, DType
 from anyckpt.core.ggml import native
 from anyckpt.core.ggml.pack import CHUNK, PACKED_BY_NUMPY, pack
-from anyckpt.core.ggml.types import BLOCK_TYPES, spelling
-from anyckpt.core.ggml.unpack import unpack
-from anyckpt.core.tensor import Tensor
+from anyckpt.core.ggml.types import spelling
+from anyckpt.core.tensor import DEQUANTIZERS, Tensor
 from anyckpt.errors import MissingDependency, UsageError
 from anyckpt.finding import fail
 
@@ -27,7 +28,9 @@ F32 = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    """Values in blocks of `dtype`. `importance`: a float32 tensor [columns], or [experts, columns] for stacked experts."""
+    """Values in blocks of `dtype`. `importance`: a float32 tensor [columns], or [experts, columns] for stacked
+    experts.
+    """
 
     input: Tensor
     dtype: DType
@@ -53,7 +56,9 @@ class Quantize:
             packed = pack(self.dtype.name, values.reshape(-1, columns), arrays[1] if len(arrays) > 1 else None)
         else:
             experts = values.reshape(box.shape[0], -1, columns)
-            packed = np.concatenate([pack(self.dtype.name, rows, w) for rows, w in zip(experts, arrays[1], strict=True)])
+            packed = np.concatenate(
+                [pack(self.dtype.name, rows, w) for rows, w in zip(experts, arrays[1], strict=True)]
+            )
         return packed.reshape(*box.shape[:-1], -1)
 
     def scratch(self, box: Box) -> int:
@@ -77,7 +82,7 @@ class Dequantize:
 
     def compute(self, box: Box, arrays: Sequence[Array]) -> Array:
         wide = self.regions(box)[0][1]
-        values = unpack(self.input.dtype.name, arrays[0], wide.shape)
+        values = DEQUANTIZERS[self.input.dtype.name](arrays[0], wide.shape)
         start = box.start[-1] - wide.start[-1]
         return values[..., start : start + box.shape[-1]]
 
@@ -87,7 +92,9 @@ class Dequantize:
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """float32 or bfloat16 values as float16, which holds none beyond 65,504: such a value is an error, not an infinity."""
+    """float32 or bfloat16 values as float16, which holds none beyond 65,504: such a value is an error, not an
+    infinity.
+    """
 
     input: Tensor
 
@@ -104,7 +111,8 @@ class Narrow:
             out = values.astype(np.float16)
         if out.size and (np.abs(values) >= np.float32(65520)).any() and (np.isinf(out) & np.isfinite(values)).any():
             raise fail(
-                "lossy", "a value is beyond what float16 can hold (65,504)",
+                "lossy",
+                "a value is beyond what float16 can hold (65,504)",
                 hint="write --quant bf16 or f32, or let it become infinite with --allow-lossy",
             )
         return out
@@ -115,18 +123,20 @@ class Narrow:
 
 def as_float32(array: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
     """Values that were read, as float32."""
-    if dtype.name in BLOCK_TYPES:
-        return unpack(dtype.name, array, shape)
+    if dtype.name in DEQUANTIZERS:
+        return DEQUANTIZERS[dtype.name](array, shape)
     return np.ascontiguousarray(kernels.cast(array, DTYPES[F32]) if array.dtype != np.float32 else array)
 
 
 def quantize(tensor: Tensor, dtype: DType, importance: Tensor | None = None) -> Tensor:
-    """`tensor` in blocks of `dtype`. Raises UsageError where its rows are not whole blocks, MissingDependency where only
-    the `gguf` extra can write the type."""
+    """`tensor` in blocks of `dtype`. Raises UsageError where its rows are not whole blocks, MissingDependency where
+    only the `gguf` extra can write the type."""
     if tensor.dtype == dtype:
         return tensor
     if not tensor.shape or tensor.shape[-1] % dtype.block:
-        raise UsageError(f"rows of {list(tensor.shape)} are not whole blocks of {dtype.block}, as {spelling(dtype.name)} needs")
+        raise UsageError(
+            f"rows of {list(tensor.shape)} are not whole blocks of {dtype.block}, as {spelling(dtype.name)} needs"
+        )
     if dtype.name not in PACKED_BY_NUMPY and native.packer(dtype.name) is None:
         if dtype.name in native.ONLY_HERE:
             raise MissingDependency(f"{spelling(dtype.name)} is written by libgguf: pip install 'anyckpt[gguf]'")
@@ -136,7 +146,7 @@ def quantize(tensor: Tensor, dtype: DType, importance: Tensor | None = None) -> 
 
 def dequantize(tensor: Tensor) -> Tensor:
     """The values of a tensor of blocks, as float32; any other tensor as it is."""
-    if tensor.dtype.name not in BLOCK_TYPES:
+    if tensor.dtype.name not in DEQUANTIZERS:
         return tensor
     return Tensor(DTYPES[F32], tensor.shape, op=Dequantize(tensor))
 
@@ -146,5 +156,3 @@ def narrow(tensor: Tensor) -> Tensor:
     if tensor.dtype.name == "float16":
         return tensor
     return Tensor(DTYPES["float16"], tensor.shape, op=Narrow(tensor))
-
-

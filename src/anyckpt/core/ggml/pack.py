@@ -126,7 +126,7 @@ def half_values(values: Array) -> Array:
 
 def inverse(values: Array) -> Array:
     """1 / value, 0 for 0."""
-    return np.where(values != 0, F32(1) / values, F32(0))
+    return np.asarray(np.where(values != 0, F32(1) / values, F32(0)))
 
 
 def join_nibbles(q: Array) -> Array:

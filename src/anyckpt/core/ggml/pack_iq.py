@@ -149,7 +149,7 @@ def iq3_s(rows: Array, weights: Array | None) -> Array:
 
     def levels(reciprocal: Array) -> Array:
         found = nearest(F32(0.5) * (reciprocal[:, None, None] * by_four - F32(1)))
-        return np.fmin(np.fmax(found, F32(0)), F32(7))  # NaN, of groups of zeros, becomes 0
+        return np.asarray(np.fmin(np.fmax(found, F32(0)), F32(7)))  # NaN, of groups of zeros, becomes 0
 
     best, scale = np.zeros(len(x), F32), high / F32(15)
     chosen, all_on = np.zeros((len(x), 8), np.int32), np.zeros(len(x), bool)

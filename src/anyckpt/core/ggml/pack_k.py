@@ -31,7 +31,9 @@ def _by_block(per_group: Array, n: int) -> Array:
     return per_group.reshape(-1, n)
 
 
-def _quants(x: Array, d: Array, low: Array | None, least: int, most: int, held: Symmetric | WithMinimum | Array) -> Array:
+def _quants(
+    x: Array, d: Array, low: Array | None, least: int, most: int, held: Symmetric | WithMinimum | Array
+) -> Array:
     """Quants [groups, elements] for final scales `d` and minima; groups whose scale vanished keep what was searched."""
     t = x + low if low is not None else x
     t = t / d

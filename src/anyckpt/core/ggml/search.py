@@ -33,7 +33,7 @@ class Symmetric:
     def quants(self, chosen: Array | slice = slice(None)) -> Array:
         """Quants [elements, groups], 0 … 2·n_max - 1, as float32."""
         q = np.clip(nearest(self.step[chosen] * self.x[:, chosen]), -self.n_max, self.n_max - 1) + F32(self.n_max)
-        return np.where(self.is_empty[chosen], F32(0), q)
+        return np.asarray(np.where(self.is_empty[chosen], F32(0), q))
 
 
 def symmetric(x: Array, n_max: int, weights: Array | None) -> Symmetric:

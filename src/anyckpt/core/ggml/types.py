@@ -73,8 +73,18 @@ PLAIN: Mapping[int, str] = MappingProxyType(
 """Types of one element, by number, as `core.dtypes` calls them."""
 
 REMOVED: Mapping[int, str] = MappingProxyType(
-    {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
-     38: "IQ4_NL_8_8", 9: "Q8_1", 15: "Q8_K"}
+    {
+        4: "Q4_2",
+        5: "Q4_3",
+        31: "Q4_0_4_4",
+        32: "Q4_0_4_8",
+        33: "Q4_0_8_8",
+        36: "IQ4_NL_4_4",
+        37: "IQ4_NL_4_8",
+        38: "IQ4_NL_8_8",
+        9: "Q8_1",
+        15: "Q8_K",
+    }
 )
 """Numbers that once stood in files, or that never should."""
 
@@ -105,7 +115,7 @@ def swapped(blocks: Array, row: BlockType) -> Array:
         stop = offset + size * n
         field = blocks[:, offset:stop].reshape(len(blocks), n, size)
         out[:, offset:stop] = field[:, :, ::-1].reshape(len(blocks), -1)
-    return out
+    return np.asarray(out)
 
 
 def _dequantizer(name: str) -> Callable[[Array, tuple[int, ...]], Array]:

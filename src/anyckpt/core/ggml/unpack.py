@@ -54,7 +54,7 @@ def bits_of(packed: Array, n: int) -> Array:
 
 
 def _q4_0(b: Array) -> Array:  # 0 d, 2 nibbles: byte j has values j and j + 16
-    return (nibbles(b[:, 2:]).astype(np.int8) - np.int8(8)).astype(F32) * half(b, 0)
+    return np.asarray((nibbles(b[:, 2:]).astype(np.int8) - np.int8(8)).astype(F32) * half(b, 0))
 
 
 def _q4_1(b: Array) -> Array:  # 0 d, 2 m, 4 nibbles
@@ -63,11 +63,11 @@ def _q4_1(b: Array) -> Array:  # 0 d, 2 m, 4 nibbles
 
 def _q5_0(b: Array) -> Array:  # 0 d, 2 fifth bits, 6 nibbles
     q = nibbles(b[:, 6:]) | bits_of(b[:, 2:6], 32) << 4
-    return (q.astype(np.int8) - np.int8(16)).astype(F32) * half(b, 0)
+    return np.asarray((q.astype(np.int8) - np.int8(16)).astype(F32) * half(b, 0))
 
 
 def _q5_1(b: Array) -> Array:  # 0 d, 2 m, 4 fifth bits, 8 nibbles
-    return (nibbles(b[:, 8:]) | bits_of(b[:, 4:8], 32) << 4).astype(F32) * half(b, 0) + half(b, 2)
+    return np.asarray((nibbles(b[:, 8:]) | bits_of(b[:, 4:8], 32) << 4).astype(F32) * half(b, 0) + half(b, 2))
 
 
 def _q8_0(b: Array) -> Array:  # 0 d, 2 int8
@@ -81,7 +81,7 @@ def _q1_0(b: Array) -> Array:  # 0 d, 2 sign bits: set is +d
 
 def _q2_0(b: Array) -> Array:  # 0 d, 2 quants of 2 bits, four consecutive values a byte
     q = b[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
-    return (q.reshape(len(b), 64).astype(np.int8) - np.int8(1)).astype(F32) * half(b, 0)
+    return np.asarray((q.reshape(len(b), 64).astype(np.int8) - np.int8(1)).astype(F32) * half(b, 0))
 
 
 def crumbs(packed: Array) -> Array:
@@ -94,21 +94,21 @@ def _q2_k(b: Array) -> Array:  # 0 scales of 16 values: low half s, high half m;
     s, d, dmin = b[:, :16], half(b, 80), half(b, 82)
     q = crumbs(b[:, 16:80]).reshape(-1, 16, 16).astype(F32)
     scale, low = d * (s & 15).astype(F32), dmin * (s >> 4).astype(F32)
-    return (scale[:, :, None] * q - low[:, :, None]).reshape(-1, 256)
+    return np.asarray((scale[:, :, None] * q - low[:, :, None]).reshape(-1, 256))
 
 
 def scales_q3_k(packed: Array) -> Array:
     """(n, 12) -> (n, 16) of 6 bits: low halves of bytes 0-7, then high halves; bytes 8-11 hold the upper two bits."""
     low = nibbles(packed[:, :8])
     high = packed[:, 8:12, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3  # [byte i, shift t] belongs to scale 4t + i
-    return low | (high.transpose(0, 2, 1).reshape(-1, 16) << 4)
+    return np.asarray(low | (high.transpose(0, 2, 1).reshape(-1, 16) << 4))
 
 
 def _q3_k(b: Array) -> Array:  # 0 third bits (clear: subtract 4), 32 quants, 96 scales, 108 d
     hidden = (b[:, :32, None] >> np.arange(8, dtype=np.uint8) & 1).transpose(0, 2, 1).reshape(-1, 256)
     q = crumbs(b[:, 32:96]).astype(np.int8) - ((hidden ^ 1) << 2).astype(np.int8)
     scale = half(b, 108) * (scales_q3_k(b[:, 96:108]).astype(np.int8) - np.int8(32)).astype(F32)
-    return (scale[:, :, None] * q.reshape(-1, 16, 16).astype(F32)).reshape(-1, 256)
+    return np.asarray((scale[:, :, None] * q.reshape(-1, 16, 16).astype(F32)).reshape(-1, 256))
 
 
 def scales_q4_k(packed: Array) -> tuple[Array, Array]:
@@ -129,7 +129,7 @@ def halves_of_64(packed: Array) -> Array:
 def _with_minimum(b: Array, q: Array) -> Array:
     s, m = scales_q4_k(b[:, 4:16])
     scale, low = half(b, 0) * s.astype(F32), half(b, 2) * m.astype(F32)
-    return (scale[:, :, None] * q.reshape(-1, 8, 32).astype(F32) - low[:, :, None]).reshape(-1, 256)
+    return np.asarray((scale[:, :, None] * q.reshape(-1, 8, 32).astype(F32) - low[:, :, None]).reshape(-1, 256))
 
 
 def _q4_k(b: Array) -> Array:  # 0 d, 2 dmin, 4 scales and minima, 16 quants
@@ -146,7 +146,7 @@ def _q6_k(b: Array) -> Array:  # 0 low 4 bits, 128 upper 2 bits, 192 int8 scales
     high = b[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[None, None, :, None] & 3
     q = (low.reshape(-1, 256) | high.reshape(-1, 256) << 4).astype(np.int8) - np.int8(32)
     scale = half(b, 208) * np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(F32)
-    return (scale[:, :, None] * q.reshape(-1, 16, 16).astype(F32)).reshape(-1, 256)
+    return np.asarray((scale[:, :, None] * q.reshape(-1, 16, 16).astype(F32)).reshape(-1, 256))
 
 
 def _tq1_0(b: Array) -> Array:  # 0 base-3 digits, five a byte (32 bytes of 160 values, 16 of 80), 48 four a byte, 52 d
@@ -156,11 +156,11 @@ def _tq1_0(b: Array) -> Array:  # 0 base-3 digits, five a byte (32 bytes of 160 
         q = b[:, None, start:stop] * powers[None, :, None]  # modulo 256
         parts.append((q.astype(np.uint16) * 3 >> 8).reshape(len(b), -1))
     q = np.concatenate(parts, axis=1).astype(np.int8) - np.int8(1)
-    return q.astype(F32) * half(b, 52)
+    return np.asarray(q.astype(F32) * half(b, 52))
 
 
 def _tq2_0(b: Array) -> Array:  # 0 quants, 64 d
-    return (crumbs(b[:, :64]).astype(np.int8) - np.int8(1)).astype(F32) * half(b, 64)
+    return np.asarray((crumbs(b[:, :64]).astype(np.int8) - np.int8(1)).astype(F32) * half(b, 64))
 
 
 def _iq4_nl(b: Array) -> Array:  # 0 d, 2 nibbles that choose from a table
@@ -179,7 +179,7 @@ def e8m0_half(e: Array) -> Array:
     """Half of 2^(e - 127), as float32; the two smallest are subnormal."""
     e = e.astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << np.minimum(e, 1), (np.maximum(e, 1) - 1) << 23)
-    return bits.astype(np.uint32).view(F32)
+    return np.asarray(bits.astype(np.uint32).view(F32))
 
 
 def _mxfp4(b: Array) -> Array:  # 0 exponent, 1 nibbles
@@ -191,7 +191,7 @@ def ue4m3(code: Array) -> Array:
     exponent, mantissa = (code >> 3 & 15).astype(np.int32), (code & 7).astype(F32)
     normal = np.ldexp(F32(1) + mantissa / F32(8), exponent - 7)
     value = np.where(exponent == 0, np.ldexp(mantissa, -9), normal)
-    return np.where((code == 0) | (code == 0x7F), F32(0), value * F32(0.5)).astype(F32)
+    return np.asarray(np.where((code == 0) | (code == 0x7F), F32(0), value * F32(0.5)).astype(F32))
 
 
 def _nvfp4(b: Array) -> Array:  # 0 four scales of 16 values, 4 nibbles: byte j of eight has values j and j + 8
@@ -214,13 +214,13 @@ def _iq2_xxs(b: Array) -> Array:  # 0 d; per 32 values: four indices, then u32 o
     index, rest = groups[:, :, :4], np.ascontiguousarray(groups[:, :, 4:]).view("<u4")
     scale = half(b, 0) * (F32(0.5) + (rest[:, :, 0] >> 28).astype(F32)) * F32(0.25)
     signs = SIGNS[rest >> np.array([0, 7, 14, 21], np.uint32) & 127]
-    return (scale[:, :, None, None] * _signed(grid("iq2xxs")[index], signs)).reshape(-1, 256)
+    return np.asarray((scale[:, :, None, None] * _signed(grid("iq2xxs")[index], signs)).reshape(-1, 256))
 
 
 def _two_scales(b: Array, start: int) -> Array:
     """Sixteen 4-bit scales, each of 16 values: d · (0.5 + s) / 4, of shape (n, 16)."""
     s = (b[:, start : start + 8, None] >> np.array([0, 4], np.uint8) & 15).reshape(-1, 16)
-    return half(b, 0) * (F32(0.5) + s.astype(F32)) * F32(0.25)
+    return np.asarray(half(b, 0) * (F32(0.5) + s.astype(F32)) * F32(0.25))
 
 
 def _iq2_xs(b: Array) -> Array:  # 0 d, 2 u16: 9-bit index and 7-bit signs, 66 scales
@@ -240,7 +240,7 @@ def _iq3_xxs(b: Array) -> Array:  # 0 d, 2 indices of four values, 66 u32 of fou
     scale = half(b, 0) * (F32(0.5) + (rest >> 28).astype(F32)) * F32(0.5)
     signs = SIGNS[rest[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & 127]
     points = grid("iq3xxs")[b[:, 2:66]].reshape(-1, 8, 4, 8)
-    return (scale[:, :, None, None] * _signed(points, signs)).reshape(-1, 256)
+    return np.asarray((scale[:, :, None, None] * _signed(points, signs)).reshape(-1, 256))
 
 
 def _iq3_s(b: Array) -> Array:  # 0 d, 2 indices, 66 ninth bits, 74 signs, 106 scales of 32 values
@@ -257,10 +257,12 @@ def _iq1_s(b: Array) -> Array:  # 0 d, 2 low index bits, 34 u16: four times 3 in
     delta = np.where(word & 0x8000, F32(-0.125), F32(0.125))
     high = (word[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & 7).reshape(-1, 32)
     points = grid("iq1s")[b[:, 2:34] | high << 8].reshape(-1, 8, 32).astype(F32)
-    return (scale[:, :, None] * (points + delta[:, :, None])).reshape(-1, 256)
+    return np.asarray((scale[:, :, None] * (points + delta[:, :, None])).reshape(-1, 256))
 
 
-def _iq1_m(b: Array) -> Array:  # 0 low index bits, 32 3 upper bits and sign of 1/8 by half bytes, 48 scales; d in their tops
+def _iq1_m(
+    b: Array,
+) -> Array:  # 0 low index bits, 32 3 upper bits and sign of 1/8 by half bytes, 48 scales; d in their tops
     word = _words(b, 48, 56, "<u2")
     d_bits = word[:, 0] >> 12 | word[:, 1] >> 8 & 0x00F0 | word[:, 2] >> 4 & 0x0F00 | word[:, 3] & 0xF000
     d = d_bits.astype("<u2").view("<f2").astype(F32)[:, None]
@@ -270,7 +272,7 @@ def _iq1_m(b: Array) -> Array:  # 0 low index bits, 32 3 upper bits and sign of 
     delta = np.where(extra & 8, F32(-0.125), F32(0.125))
     index = b[:, :32] | (extra & 7).astype(np.uint16) << 8
     points = grid("iq1s")[index].astype(F32) + delta[:, :, None]
-    return (scale[:, :, None] * points.reshape(-1, 16, 16)).reshape(-1, 256)
+    return np.asarray((scale[:, :, None] * points.reshape(-1, 16, 16)).reshape(-1, 256))
 
 
 UNPACKERS: Mapping[str, Callable[[Array], Array]] = {

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SCALES: Mapping[str, tuple[int, ...]] = MappingProxyType(
     {
-        **{name: (0,) for name in BLOCK_TYPES}, "q4_1": (0, 2), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,),
+        **dict.fromkeys(BLOCK_TYPES, (0,)), "q4_1": (0, 2), "q5_1": (0, 2), "q2_k": (80, 82), "q3_k": (108,),
         "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "tq1_0": (52,), "tq2_0": (64,), "mxfp4": (), "nvfp4": (),
         "iq1_m": (),
     }

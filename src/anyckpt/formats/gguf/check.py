@@ -1,4 +1,6 @@
-"""Deep check of quantized tensors: block scales that are NaN or infinite, as llama.cpp's `--check-tensors` refuses them."""
+"""Deep check of quantized tensors: block scales that are NaN or infinite, as llama.cpp's `--check-tensors` refuses
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from anyckpt.io.place import Place
 
 SLAB_BYTES = 4 << 20
 
+
 def verify(source: File | Place, checkpoint: Checkpoint, report: Report) -> None:
     """Read the scales of every block."""
     for name, tensor in checkpoint.weights.items():
@@ -30,8 +33,10 @@ def verify(source: File | Place, checkpoint: Checkpoint, report: Report) -> None
             continue  # the pass over the values says so
         if n_bad:
             report.add(
-                "non-finite", f"{n_bad:,} of its blocks have a scale that is NaN or infinite",
-                where=printable(name), hint="llama.cpp computes garbage with it: download it again, or quantize again",
+                "non-finite",
+                f"{n_bad:,} of its blocks have a scale that is NaN or infinite",
+                where=printable(name),
+                hint="llama.cpp computes garbage with it: download it again, or quantize again",
             )
 
 
@@ -43,4 +48,3 @@ def _bad_blocks(tensor: Tensor, row: BlockType) -> int:
         blocks = read_box(tensor, box).reshape(-1, row.n_bytes)
         n_bad += int(np.count_nonzero(bad_blocks(blocks, row.name)))
     return n_bad
-

@@ -43,7 +43,12 @@ class Files:
             return None
         if name not in self.parsed:
             self.parsed[name] = json.parse(
-                self.data(name), where=name, code="bad-header", allow_nan=True, max_depth=64, on_duplicate=lambda _: None
+                self.data(name),
+                where=name,
+                code="bad-header",
+                allow_nan=True,
+                max_depth=64,
+                on_duplicate=lambda _: None,
             )
         return self.parsed[name]
 

@@ -1,8 +1,8 @@
 """Read and check the header of one GGUF file: metadata, tensor infos, where the data begin.
 
 Every count is held against the bytes that are left before it is used: a key-value pair takes at least 13 bytes, a
-tensor info 24, an element of an array its size. Bytes are read in a window that moves on; memory is bounded whatever the
-header says.
+tensor info 24, an element of an array its size. Bytes are read in a window that moves on; memory is bounded whatever
+the header says.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
-
 
 from anyckpt.core.box import Shape
 from anyckpt.core.dtypes import DType
@@ -137,7 +136,9 @@ def _version(cursor: Cursor, where: str) -> tuple[int, bool]:
         cursor.order = "big"
     if version not in (1, 2, 3):
         raise fail(
-            "unsupported-version", f"is of GGUF version {version:,}; 1, 2 and 3 are known", where=where,
+            "unsupported-version",
+            f"is of GGUF version {version:,}; 1, 2 and 3 are known",
+            where=where,
             hint="a newer anyckpt may know it",
         )
     return version, big
@@ -178,7 +179,9 @@ def _read_key(cursor: Cursor, report: Report) -> str:
         raise cut_short(where, cursor.file.size, cursor.at, cursor.at + length)
     if length > MAX_KEY_BYTES:
         report.add(
-            "limit-exceeded", f"a key of {length:,} bytes; the format allows {MAX_KEY_BYTES:,}", where=where,
+            "limit-exceeded",
+            f"a key of {length:,} bytes; the format allows {MAX_KEY_BYTES:,}",
+            where=where,
             severity="warning",
         )
         if length > MAX_KEY_BYTES * 16:
@@ -238,7 +241,9 @@ def _skip_elements(cursor: Cursor, element: int, count: int, where: str, depth: 
     least = 4 + cursor.length_bytes if element == ARRAY else cursor.length_bytes if element == STRING else 0
     least = least or (_size(element) if element in SCALARS else 0)
     if not least:
-        raise fail("bad-header", f"an array's elements are of kind {element}, which the format does not have", where=where)
+        raise fail(
+            "bad-header", f"an array's elements are of kind {element}, which the format does not have", where=where
+        )
     if count > cursor.left // least:
         raise cut_short(where, cursor.file.size, cursor.at, cursor.at + count * least)
     if element == STRING:
@@ -300,7 +305,8 @@ def _read_info(cursor: Cursor, report: Report) -> RawInfo:
     n_dimensions = cursor.number(4)
     if n_dimensions > MAX_DIMENSIONS:
         raise fail(
-            "limit-exceeded", f"{n_dimensions:,} dimensions; the format allows {MAX_DIMENSIONS}",
+            "limit-exceeded",
+            f"{n_dimensions:,} dimensions; the format allows {MAX_DIMENSIONS}",
             where=f"{where}, tensor {printable(name, limit=100)}",
         )
     dims = tuple(cursor.length() for _ in range(n_dimensions))
@@ -371,7 +377,9 @@ def _check_places(
         report.add("truncated", finding.message + more, where=where, hint=_cut_hint(infos, data_start, alignment, file))
     elif complete and file.size < expected and ordered:
         report.add(
-            "truncated", f"the padding after the last tensor is missing: {expected - file.size} bytes", where=file.name,
+            "truncated",
+            f"the padding after the last tensor is missing: {expected - file.size} bytes",
+            where=file.name,
             severity="warning",
         )
 
@@ -380,5 +388,6 @@ def _cut_hint(infos: tuple[Info, ...], data_start: int, alignment: int, file: Fi
     """llama-quantize pads with 32 whatever general.alignment says: such a file is whole, but its offsets are wrong."""
     padded = data_start + sum(-(-i.n_bytes // ALIGNMENT) * ALIGNMENT for i in infos)
     if alignment > ALIGNMENT and padded <= file.size < padded + alignment:
-        return f"its data is padded to {ALIGNMENT} and its offsets to {alignment}: llama-quantize made it so; quantize again"
+        what = f"its data is padded to {ALIGNMENT} and its offsets to {alignment}"
+        return f"{what}: llama-quantize made it so; quantize again"
     return CUT_HINT

@@ -1,7 +1,8 @@
 """config.json -> the model's keys, in the order and kinds that the official converter writes them.
 
-The converter reads configs through transformers, which fills in what a config leaves out: `DEFAULTS` and `normalised` do
-that for the architectures that are written here (transformers 5.24). Facts: `conversion/*.py` of llama.cpp build 11434.
+The converter reads configs through transformers, which fills in what a config leaves out: `DEFAULTS` and `normalised`
+do that for the architectures that are written here (transformers 5.24). Facts: `conversion/*.py` of llama.cpp build
+11434.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from anyckpt.formats.gguf import kv
 from anyckpt.formats.gguf.kv import Field
 
 Config = Mapping[str, Any]
+Settings = tuple[tuple[str, tuple[str, ...]], ...]
+"""GGUF's key, and the names it may have in a config, the first that is there counting."""
 Fields = dict[str, Field]
 
 _DECODER = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "vocab_size": 32000},
-        "mistral": {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_key_value_heads": 8, "vocab_size": 32000},
+        "mistral": {"rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_key_value_heads": 8,
+        "vocab_size": 32000},
         "mixtral": {
             "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "num_key_value_heads": 8, "rope_theta": 1e6,
             "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
@@ -37,7 +41,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
         "gemma3_text": {
             "rms_norm_eps": 1e-6, "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4,
-            "head_dim": 256, "sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "vocab_size": 262208,
+            "head_dim": 256, "sliding_window": 4096, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+            "vocab_size": 262208,
             "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         },
         "phi3": {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
@@ -57,7 +62,9 @@ NO_ROPE = ("gpt2", "bert")
 
 
 def normalised(config: Config) -> dict[str, Any]:
-    """The config as transformers has it in memory: the text part on top, defaults filled in, one form of rope settings."""
+    """The config as transformers has it in memory: the text part on top, defaults filled in, one form of rope
+    settings.
+    """
     text = config.get("text_config")
     merged = {**config, **text} if isinstance(text, dict) else dict(config)
     kind = str(merged.get("model_type"))
@@ -88,7 +95,10 @@ def _rope(config: Config, kind: str) -> dict[str, Any]:
         return rope
     scaling = dict(config.get("rope_scaling") or {})
     theta = config.get("rope_theta")
-    base = {"rope_theta": 10000.0 if theta is None else theta, "rope_type": scaling.get("rope_type", scaling.get("type", "default"))}
+    base = {
+        "rope_theta": 10000.0 if theta is None else theta,
+        "rope_type": scaling.get("rope_type", scaling.get("type", "default")),
+    }
     if kind == "gemma3_text":
         local = {"rope_type": "default", "rope_theta": config.get("rope_local_base_freq", 10000.0)}
         return {"sliding_attention": local, "full_attention": {**scaling, **base}}
@@ -117,12 +127,13 @@ def _number(value: Any) -> Field:
 
 def _common(config: Config, a: str, out: Fields) -> None:
     """What most architectures write, in this order."""
-    sizes = (
+    sizes: Settings = (
         ("block_count", ("n_layers", "num_hidden_layers", "n_layer", "num_layers")),
         ("context_length", ("max_position_embeddings", "n_ctx", "n_positions", "max_length", "max_sequence_length",
                             "model_max_length")),
         ("embedding_length", ("hidden_size", "n_embd", "dim")),
-        ("feed_forward_length", ("prefix_dense_intermediate_size", "dense_intermediate_size", "intermediate_size", "n_inner",
+        ("feed_forward_length", ("prefix_dense_intermediate_size", "dense_intermediate_size", "intermediate_size",
+        "n_inner",
                                  "hidden_dim")),
         ("attention.head_count", ("num_attention_heads", "n_head", "n_heads")),
         ("attention.head_count_kv", ("num_key_value_heads", "n_kv_heads")),
@@ -133,18 +144,20 @@ def _common(config: Config, a: str, out: Fields) -> None:
     if config.get("is_causal") is False:
         out[f"{a}.attention.causal"] = kv.boolean(False)
     _rope_keys(config, a, out)
-    for key, names in (
+    epsilons: Settings = (
         ("attention.layer_norm_rms_epsilon", ("rms_norm_eps", "norm_eps")),
         ("attention.layer_norm_epsilon", ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")),
-    ):
+    )
+    for key, names in epsilons:
         if (value := _first(config, *names)) is not None:
             out[f"{a}.{key}"] = kv.f32(value)
-    for key, names in (
+    counts: Settings = (
         ("expert_count", ("num_local_experts", "num_experts", "n_routed_experts")),
         ("expert_used_count", ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")),
         ("expert_group_count", ("n_group",)),
         ("expert_group_used_count", ("topk_group",)),
-    ):
+    )
+    for key, names in counts:
         if (value := _first(config, *names)) is not None:
             out[f"{a}.{key}"] = _number(value)
     score = _first(config, "score_function", "scoring_func", "score_func")
@@ -159,8 +172,8 @@ def _common(config: Config, a: str, out: Fields) -> None:
 
 
 def _rope_keys(config: Config, a: str, out: Fields) -> None:
-    rope = config.get("rope_parameters") or {}
-    full = rope.get("full_attention", rope)
+    rope: Config = config.get("rope_parameters") or {}
+    full: Config = rope.get("full_attention", rope)
     kind, factor = full.get("rope_type"), full.get("factor")
     if kind in ("linear", "yarn") and factor is not None:
         out[f"{a}.rope.scaling.type"] = kv.text(kind)
@@ -168,7 +181,8 @@ def _rope_keys(config: Config, a: str, out: Fields) -> None:
         if kind == "yarn":
             out[f"{a}.rope.scaling.original_context_length"] = kv.u32(_need(full, "original_max_position_embeddings"))
             for key, names in (
-                ("yarn_ext_factor", ("extrapolation_factor",)), ("yarn_attn_factor", ("attention_factor", "attn_factor")),
+                ("yarn_ext_factor", ("extrapolation_factor",)), ("yarn_attn_factor", ("attention_factor",
+                "attn_factor")),
                 ("yarn_beta_fast", ("beta_fast",)), ("yarn_beta_slow", ("beta_slow",)),
             ):  # fmt: skip
                 if (value := _first(full, *names)) is not None:
@@ -256,7 +270,7 @@ def _phi3(config: Config, a: str, file_type: int, out: Fields) -> None:
 
 def early_keys(architecture: str, config: Config) -> Fields:
     """Keys that the converter writes with the tensors it computes, and so before all others."""
-    rope = config.get("rope_parameters") or {}
+    rope: Config = config.get("rope_parameters") or {}
     if architecture != "phi3" or not rope.get("long_factor"):
         return {}
     return {"phi3.rope.scaling.attn_factor": kv.f32(_long_attention_factor(config))}
@@ -296,7 +310,9 @@ def _deepseek2(config: Config, a: str, file_type: int, out: Fields) -> None:
     dense = config.get("first_k_dense_replace")
     rank = config.get("kv_lora_rank", 512)
     rope_dim, nope_dim = config["qk_rope_head_dim"], config["qk_nope_head_dim"]
-    out[f"{a}.leading_dense_block_count"] = kv.u32(dense if dense is not None else 0 if has_experts else config["num_hidden_layers"])
+    out[f"{a}.leading_dense_block_count"] = kv.u32(
+        dense if dense is not None else 0 if has_experts else config["num_hidden_layers"]
+    )
     out[f"{a}.vocab_size"] = kv.u32(config["vocab_size"])
     if config.get("q_lora_rank") is not None:
         out[f"{a}.attention.q_lora_rank"] = kv.u32(config["q_lora_rank"])
@@ -321,9 +337,11 @@ def _deepseek2(config: Config, a: str, file_type: int, out: Fields) -> None:
 Writer = Callable[[Config, str, int, Fields], None]
 WRITERS: Mapping[str, tuple[str, Writer]] = MappingProxyType(
     {
-        "llama": ("llama", _llama), "mixtral": ("llama", _llama), "qwen2": ("qwen2", _plain), "qwen3": ("qwen3", _plain),
+        "llama": ("llama", _llama), "mixtral": ("llama", _llama), "qwen2": ("qwen2", _plain), "qwen3": ("qwen3",
+        _plain),
         "qwen3moe": ("qwen3moe", _qwen3moe), "gemma2": ("gemma2", _gemma2), "gemma3": ("gemma3", _gemma3),
-        "phi3": ("phi3", _phi3), "gpt2": ("gpt2", _gpt2), "bert": ("bert", _bert), "deepseek2": ("deepseek2", _deepseek2),
+        "phi3": ("phi3", _phi3), "gpt2": ("gpt2", _gpt2), "bert": ("bert", _bert), "deepseek2": ("deepseek2",
+        _deepseek2),
     }
 )  # fmt: skip
 """Architecture table -> (GGUF's name for it, what writes its keys)."""
@@ -354,14 +372,16 @@ def pooling_key(architecture: str, pooling: Config | None) -> Fields:
     chosen = next((word for word, key in (("mean", "mean_tokens"), ("cls", "cls_token"), ("lasttoken", "lasttoken"))
                    if pooling.get(f"pooling_mode_{key}")), pooling.get("pooling_mode"))  # fmt: skip
     if chosen not in POOLING:
-        raise UsageError("the pooling of this model is none that llama.cpp has", hint="mean, cls and last token are known")
+        raise UsageError(
+            "the pooling of this model is none that llama.cpp has", hint="mean, cls and last token are known"
+        )
     return {f"{WRITERS[architecture][0]}.pooling_type": kv.u32(POOLING[chosen])}
 
 
 def rope_tensors(architecture: str, config: Config) -> dict[str, list[float]]:
     """Tensors that the converter computes from the config: float32 divisors of the rotary frequencies."""
-    rope = config.get("rope_parameters") or {}
-    full = rope.get("full_attention", rope)
+    rope: Config = config.get("rope_parameters") or {}
+    full: Config = rope.get("full_attention", rope)
     if architecture in ("llama", "mixtral") and str(full.get("rope_type", "")).lower() == "llama3":
         return {"rope_freqs.weight": _llama3_factors(full, _head_dim(config))}
     if architecture == "phi3" and rope.get("long_factor"):

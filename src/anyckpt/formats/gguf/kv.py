@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 SCALARS = {
-    U8: "u1", I8: "i1", U16: "u2", I16: "i2", U32: "u4", I32: "i4", F32: "f4", BOOL: "u1", U64: "u8", I64: "i8", F64: "f8",
+    U8: "u1", I8: "i1", U16: "u2", I16: "i2", U32: "u4", I32: "i4", F32: "f4", BOOL: "u1", U64: "u8", I64: "i8",
+    F64: "f8",
 }  # fmt: skip
 """Kind -> numpy type without its byte order."""
 NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
@@ -37,7 +38,9 @@ Value = Any
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One value. `source` is its bytes as they lie (behind kind, element and count); `length_bytes` is 4 in version 1."""
+    """One value. `source` is its bytes as they lie (behind kind, element and count); `length_bytes` is 4 in version
+    1.
+    """
 
     kind: int
     source: Span | Inline
@@ -204,7 +207,9 @@ def _element_of(values: Sequence[Any]) -> int:
 
 
 def guess(value: Value) -> Field:
-    """A value of the kind that readers expect where nothing says which: u32, i32, f32, bool, string, or arrays of them."""
+    """A value of the kind that readers expect where nothing says which: u32, i32, f32, bool, string, or arrays of
+    them.
+    """
     if isinstance(value, bool):
         return boolean(value)
     if isinstance(value, int):

@@ -1,14 +1,14 @@
 """Which tensor gets which type: llama.cpp's own choice for every file type, as rules in its order.
 
 A file type (`q4_k_m`) is a default type and exceptions: the output, values, the down projection of some layers. The
-rules are `llama_tensor_get_type_impl` of build 11434 and were held against 11739's answers for eleven real models, every
-type, with and without an importance matrix.
+rules are `llama_tensor_get_type_impl` of build 11434 and were held against 11739's answers for eleven real models,
+every type, with and without an importance matrix.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -27,7 +27,8 @@ FILE_TYPES: Mapping[str, tuple[int, str]] = MappingProxyType(
         "q2_k_s": (21, "q2_k"), "iq3_xs": (22, "iq3_s"), "iq3_xxs": (23, "iq3_xxs"), "iq1_s": (24, "iq1_s"),
         "iq4_nl": (25, "iq4_nl"), "iq3_s": (26, "iq3_s"), "iq3_m": (27, "iq3_s"), "iq2_s": (28, "iq2_xs"),
         "iq2_m": (29, "iq2_s"), "iq4_xs": (30, "iq4_xs"), "iq1_m": (31, "iq1_m"), "bf16": (32, "bfloat16"),
-        "tq1_0": (36, "tq1_0"), "tq2_0": (37, "tq2_0"), "mxfp4_moe": (38, "mxfp4"), "q1_0": (40, "q1_0"), "q2_0": (41, "q2_0"),
+        "tq1_0": (36, "tq1_0"), "tq2_0": (37, "tq2_0"), "mxfp4_moe": (38, "mxfp4"), "q1_0": (40, "q1_0"), "q2_0": (41,
+        "q2_0"),
     }
 )  # fmt: skip
 """What --quant takes -> (general.file_type, the default type)."""
@@ -48,7 +49,8 @@ KEPT = re.compile(
 """Names that are never quantized: small, or too delicate."""
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _PARTS = (
-    ("attn_qkv.weight", "values"), ("attn_kv_b.weight", "values"), ("attn_v.weight", "values"), ("attn_k.weight", "keys"),
+    ("attn_qkv.weight", "values"), ("attn_kv_b.weight", "values"), ("attn_v.weight", "values"), ("attn_k.weight",
+    "keys"),
     ("attn_q.weight", "queries"), ("attn_output.weight", "attention output"), ("ffn_up", "up"), ("ffn_gate", "gate"),
     ("ffn_down", "down"),
 )  # fmt: skip
@@ -112,7 +114,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 def is_quantized(name: str, shape: Shape) -> bool:
     """Whether a tensor takes part at all: weights of two axes or more that are not on the list."""
-    dims = [n for n in reversed(shape)]
+    dims = list(reversed(shape))
     while dims and dims[-1] == 1:
         dims.pop()
     return len(dims) >= 2 and name.endswith("weight") and not KEPT.search(name)
@@ -209,7 +211,8 @@ def _chosen(name: str, shape: Shape, default: str, s: _State) -> str:
     if part == "embedding":
         other = {
             **dict.fromkeys(("iq2_xxs", "iq2_xs", "iq1_s", "iq1_m"), "q2_k"),
-            **dict.fromkeys(("iq2_s", "iq2_m", "iq3_xxs"), "iq3_s"), **dict.fromkeys(("tq1_0", "tq2_0", "q2_0"), "q4_k"),
+            **dict.fromkeys(("iq2_s", "iq2_m", "iq3_xxs"), "iq3_s"), **dict.fromkeys(("tq1_0", "tq2_0", "q2_0"),
+            "q4_k"),
         }  # fmt: skip
         return other.get(ftype, default)
     if ftype in VERY_LOW:
@@ -315,7 +318,19 @@ def _attention_output(name: str, default: str, s: _State) -> str:
     if s.model.architecture == "falcon":
         return "q4_k" if s.ftype == "q3_k_l" else default
     if s.model.n_experts == 8:
-        finer = ("q2_k", "iq3_xs", "iq3_xxs", "q3_k_s", "q3_k_m", "iq4_nl", "q4_k_s", "q4_k_m", "iq3_s", "iq3_m", "iq4_xs")
+        finer = (
+            "q2_k",
+            "iq3_xs",
+            "iq3_xxs",
+            "q3_k_s",
+            "q3_k_m",
+            "iq4_nl",
+            "q4_k_s",
+            "q4_k_m",
+            "iq3_s",
+            "iq3_m",
+            "iq4_xs",
+        )
         return "q5_k" if s.ftype in finer else default
     other = {"q2_k": "q3_k", "iq3_xxs": "iq3_s", "q3_k_m": "q4_k", "q3_k_l": "q5_k", "iq3_m": "q4_k"}
     return other.get(s.ftype, default)
@@ -326,7 +341,8 @@ def _gate_or_up(part: str, name: str, default: str, s: _State) -> str:
     return "iq3_xxs" if s.ftype == "iq3_xs" and n // 8 <= i < 7 * n // 8 else default
 
 
-_RULES = {
+_Rule = Callable[[str, str, _State], str]
+_RULES: Mapping[str, _Rule] = {
     "values": _values, "keys": _keys, "queries": _queries, "down": _down, "attention output": _attention_output,
     "gate": lambda name, default, s: _gate_or_up("gate", name, default, s),
     "up": lambda name, default, s: _gate_or_up("up", name, default, s),
@@ -345,5 +361,7 @@ def type_named(name: str) -> str:
     lower = name.lower()
     kind = FLOATS.get(lower, lower)
     if kind not in ID_OF:
-        raise UsageError(f"no tensor type is called {name!r}", hint="there are: f32, f16, bf16, " + ", ".join(BLOCK_TYPES))
+        raise UsageError(
+            f"no tensor type is called {name!r}", hint="there are: f32, f16, bf16, " + ", ".join(BLOCK_TYPES)
+        )
     return kind

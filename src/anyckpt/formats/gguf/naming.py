@@ -144,7 +144,8 @@ def rounded(n: int) -> str:
 def count_parameters(shapes: Iterable[tuple[str, Shape]]) -> tuple[int, str]:
     """All parameters (negative for an adapter), and the size label: `7B`, `8x7B` for experts.
 
-    Expert tensors are those with `_exps.` in the name; an adapter's B counts with A's width, as the weight it stands for.
+    Expert tensors are those with `_exps.` in the name; an adapter's B counts with A's width, as the weight it stands
+    for.
     """
     total = shared = per_expert = experts = n_expert_tensors = 0
     last_a: tuple[str, Shape] | None = None
@@ -176,7 +177,8 @@ def count_parameters(shapes: Iterable[tuple[str, Shape]]) -> tuple[int, str]:
 
 CARD_KEYS = (
     ("name", ("name", "model_name", "model-name")), ("author", ("author", "model_author")),
-    ("version", ("version", "model_version")), ("organization", ("organization", "model_organization", "model_creator")),
+    ("version", ("version", "model_version")), ("organization", ("organization", "model_organization",
+    "model_creator")),
     ("description", ("description", "model_description")), ("finetune", ("finetune", "model_finetune")),
     ("basename", ("basename", "model_basename", "model_type")), ("size_label", ("size_label", "model_size_label")),
     ("quantized_by", ("quantized_by",)), ("license", ("license",)), ("license.name", ("license_name",)),
@@ -187,9 +189,14 @@ SAMPLING = (
     ("min_p", ("min_p",), "f32"), ("xtc_probability", ("xtc_probability",), "f32"),
     ("xtc_threshold", ("xtc_threshold",), "f32"), ("temp", ("temperature",), "f32"),
     ("penalty_last_n", ("penalty_last_n",), "i32"), ("penalty_repeat", ("penalty_repeat", "repetition_penalty"), "f32"),
-    ("mirostat", ("mirostat",), "i32"), ("mirostat_tau", ("mirostat_tau",), "f32"), ("mirostat_eta", ("mirostat_eta",), "f32"),
+    ("mirostat", ("mirostat",), "i32"), ("mirostat_tau", ("mirostat_tau",), "f32"), ("mirostat_eta",
+    ("mirostat_eta",), "f32"),
 )  # fmt: skip
-_MAKE = {"text": lambda v: kv.text(str(v)), "i32": lambda v: kv.field(kv.I32, int(v)), "f32": lambda v: kv.f32(float(v))}
+_MAKE = {
+    "text": lambda v: kv.text(str(v)),
+    "i32": lambda v: kv.field(kv.I32, int(v)),
+    "f32": lambda v: kv.f32(float(v)),
+}
 
 
 def general_keys(
@@ -220,7 +227,8 @@ def general_keys(
     if label:
         found.setdefault("size_label", label)
     out = _sampling(files.table("generation_config.json"))
-    order = ("name", "author", "version", "organization", "finetune", "basename", "description", "quantized_by", "size_label",
+    order = ("name", "author", "version", "organization", "finetune", "basename", "description", "quantized_by",
+    "size_label",
              "license", "license.name", "license.link")  # fmt: skip
     for key in order:
         value = found.get(key)

@@ -1,6 +1,7 @@
 r"""tokenizer.model of SentencePiece: a protocol-buffer message, of which only the list of pieces is wanted.
 
-    field 1, repeated   piece: 1 text, 2 float score, 3 kind (1 normal 2 unknown 3 control 4 user-defined 5 unused 6 byte)
+    field 1, repeated   piece: 1 text, 2 float score, 3 kind (1 normal 2 unknown 3 control 4 user-defined 5 unused 6
+    byte)
     field 2, 3          how it was trained, how text is normalised
 
 Source: `sentencepiece_model.proto` (sentencepiece 0.2).

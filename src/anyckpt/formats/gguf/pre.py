@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 QWEN35 = (
@@ -49,7 +50,16 @@ KNOWN: tuple[tuple[str, Steps, bool | None], ...] = (
     ("gpt-2", (BYTE_LEVEL,), None),
     ("starcoder", (DIGITS, BYTE_LEVEL), None),
 )
-CHOICES = tuple(name for name, _, _ in KNOWN) + ("default", "falcon", "command-r", "smollm", "deepseek-llm", "mpt", "bloom")
+CHOICES = (
+    *(name for name, _, _ in KNOWN),
+    "default",
+    "falcon",
+    "command-r",
+    "smollm",
+    "deepseek-llm",
+    "mpt",
+    "bloom",
+)
 WORDPIECE = "jina-v2-en"
 """What the converter's table gives for uncased BERT vocabularies; llama.cpp does not use it for WordPiece."""
 
@@ -88,7 +98,7 @@ def _steps(found: Any) -> Steps | None:
         pattern = found.get("pattern") or {}
         expression = pattern.get("Regex", pattern.get("String"))
         isolated = found.get("behavior") in ("Isolated", "Removed") and isinstance(expression, str)
-        return (expression,) if isolated else None
+        return (str(expression),) if isolated else None
     if kind == "ByteLevel":
         return (BYTE_LEVEL,) if found.get("use_regex", True) else ()
     if kind == "Digits":

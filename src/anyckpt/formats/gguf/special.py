@@ -1,8 +1,9 @@
-"""Special tokens, merges, chat template: what stands in tokenizer.json, tokenizer_config.json and config.json about them.
+"""Special tokens, merges, chat template: what stands in tokenizer.json, tokenizer_config.json and config.json about
+them.
 
 A token's id is that of the first place that names it: tokenizer_config's `bos_token` and so on, looked up among the
-added tokens of tokenizer.json, then config.json's `bos_token_id`. Whether one is put before or behind a text is what the
-post-processor does with a text, else what tokenizer_config says. Facts: `SpecialVocab` of gguf-py 0.19.
+added tokens of tokenizer.json, then config.json's `bos_token_id`. Whether one is put before or behind a text is what
+the post-processor does with a text, else what tokenizer_config says. Facts: `SpecialVocab` of gguf-py 0.19.
 """
 
 from __future__ import annotations

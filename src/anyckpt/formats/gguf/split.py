@@ -1,7 +1,7 @@
 """One GGUF file as a checkpoint, and sets of files as one.
 
-Facts: llama-gguf-split and gguf-py number files from 1 in the name and from 0 in `split.no` (u16); `split.count` is 0 or
-1 in a file that was merged; `split.tensors.count` (i32) counts over all files.
+Facts: llama-gguf-split and gguf-py number files from 1 in the name and from 0 in `split.no` (u16); `split.count` is 0
+or 1 in a file that was merged; `split.tensors.count` (i32) counts over all files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def _alone(file: File, header: Header, report: Report) -> Checkpoint:
     if count > 1:
         no = header.metadata.number("split.no") + 1
         report.add(
-            "missing-shard", f"is file {no} of {count} of a set; the others are not here", where=file.name,
+            "missing-shard",
+            f"is file {no} of {count} of a set; the others are not here",
+            where=file.name,
             hint="put all files of the set into one folder, with the names they came with",
         )
     return checkpoint_of([(file, header)], report)
@@ -58,9 +60,7 @@ def read_folder(place: Place, prefix: str, count: int, report: Report) -> Checkp
     return _join(place, prefix, count, {}, report)
 
 
-def _join(
-    place: Place, prefix: str, count: int, read: dict[int, tuple[File, Header]], report: Report
-) -> Checkpoint:
+def _join(place: Place, prefix: str, count: int, read: dict[int, tuple[File, Header]], report: Report) -> Checkpoint:
     missing: list[str] = []
     for no in range(1, count + 1):
         name = f"{prefix}-{no:05d}-of-{count:05d}.gguf"
@@ -77,7 +77,9 @@ def _join(
     if missing:
         shown = ", ".join(printable(n) for n in missing[:3]) + (" …" if len(missing) > 3 else "")
         report.add(
-            "missing-shard", f"{len(missing)} of {count} files of the set are missing", where=shown,
+            "missing-shard",
+            f"{len(missing)} of {count} files of the set are missing",
+            where=shown,
             hint="download them into the same folder",
         )
     if not read:
@@ -118,18 +120,24 @@ def checkpoint_of(parts: list[tuple[File, Header]], report: Report) -> Checkpoin
                 weights[info.name] = from_source(info.dtype, info.shape, Span(part, info.offset, info.n_bytes))
     if n_forgotten:
         report.add(
-            "unknown-byteorder", f"says it is big-endian, but {n_forgotten:,} tensors are little-endian, and are read so",
-            where=file.name, hint="convert it to GGUF again: the result is little-endian throughout",
+            "unknown-byteorder",
+            f"says it is big-endian, but {n_forgotten:,} tensors are little-endian, and are read so",
+            where=file.name,
+            hint="convert it to GGUF again: the result is little-endian throughout",
         )
     if header.version == 1:
         report.add(
-            "older-spelling", "is of GGUF version 1, which llama.cpp no longer reads", where=file.name,
+            "older-spelling",
+            "is of GGUF version 1, which llama.cpp no longer reads",
+            where=file.name,
             hint="write it anew: anyckpt convert FILE NEW.gguf",
         )
     _check_templates(metadata, file.name, report)
     facts: dict[str, Any] = {
         "container": f"GGUF v{header.version}" + (", big-endian" if header.big else ""),
-        "gguf": metadata, "files": tuple(f.name for f, _ in parts), "alignment": header.alignment,
+        "gguf": metadata,
+        "files": tuple(f.name for f, _ in parts),
+        "alignment": header.alignment,
     }
     return Checkpoint("gguf", file.name, weights, facts=facts)
 

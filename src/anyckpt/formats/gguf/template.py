@@ -38,7 +38,9 @@ def check(template: str, key: str, where: str, report: Report) -> None:
         what = "reaches for Python's insides: it would run code where it is rendered without a sandbox"
         other = "uses names that a sandboxed Jinja refuses"
         report.add(
-            "contains-code", f"{key} {what if found == 'dangerous' else other}", where=where,
+            "contains-code",
+            f"{key} {what if found == 'dangerous' else other}",
+            where=where,
             severity="error" if found == "dangerous" else "warning",
             hint=f"replace it: anyckpt set FILE {key}='…', or drop it: anyckpt set FILE {key}=",
         )

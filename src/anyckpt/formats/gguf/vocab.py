@@ -52,7 +52,9 @@ def tokenizer_keys(architecture: str, config: Config, files: Files, pre_name: st
     elif kind == "BPE":
         out = _byte_level(config, files, tokenizer, pre_name)
     else:
-        raise UsageError(f"a {kind} tokenizer is not written for {architecture}", hint="leave the tokenizer out of the source")
+        raise UsageError(
+            f"a {kind} tokenizer is not written for {architecture}", hint="leave the tokenizer out of the source"
+        )
     return _quirks(architecture, config, files, out)
 
 
@@ -131,10 +133,14 @@ def _sentencepiece(architecture: str, config: Config, files: Files) -> dict[str,
 def _added(found: Any, size: int) -> list[tuple[int, dict[str, Any]]]:
     """`added_tokens_decoder`: {"id": {"content": …, "special": …}}."""
     rows = found.items() if isinstance(found, dict) else ()
-    return [(int(i), t) for i, t in rows if str(i).isdigit() and int(i) < size and isinstance(t, dict) and "content" in t]
+    return [
+        (int(i), t) for i, t in rows if str(i).isdigit() and int(i) < size and isinstance(t, dict) and "content" in t
+    ]
 
 
-def _put(i: int, token: Mapping[str, Any], is_phi: bool, tokens: list[bytes], scores: list[float], kinds: list[int]) -> None:
+def _put(
+    i: int, token: Mapping[str, Any], is_phi: bool, tokens: list[bytes], scores: list[float], kinds: list[int]
+) -> None:
     """An added token over a piece. Phi-3 goes by the mark alone, and keeps the text as it is."""
     content = str(token["content"])
     if token.get("special") or (not is_phi and looks_special(content)):
@@ -218,7 +224,9 @@ def _wordpiece(config: Config, files: Files, tokenizer: Config, pre_name: str | 
 
 
 def _pieces_of_json(config: Config, files: Files, tokenizer: Config) -> dict[str, Field]:
-    """A SentencePiece vocabulary whose scores are lost: its merges are not written, llama.cpp goes by the scores alone."""
+    """A SentencePiece vocabulary whose scores are lost: its merges are not written, llama.cpp goes by the scores
+    alone.
+    """
     by_id, added = _vocabulary(tokenizer, files)
     specials = {i for i, token in added.items() if token.get("special")}
     base = len(tokenizer["model"].get("vocab") or {})

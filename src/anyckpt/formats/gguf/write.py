@@ -58,7 +58,9 @@ def _name(options: WriteOptions, no: int, count: int) -> str:
 
 
 def split(weights: Mapping[str, Tensor], limit: int) -> list[list[str]]:
-    """Names by file: a file is closed when the next tensor would pass `limit` bytes, padding not counted (gguf-py's rule)."""
+    """Names by file: a file is closed when the next tensor would pass `limit` bytes, padding not counted (gguf-py's
+    rule).
+    """
     groups: list[list[str]] = [[]]
     held = 0
     for name, tensor in weights.items():

@@ -34,9 +34,10 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     dropped = _dropped(checkpoint, options)
     weights = {name: tensor for name, tensor in checkpoint.weights.items() if name not in dropped}
     shards = split(weights, options.max_shard_bytes)
+    stem = "adapter_model" if checkpoint.format == "peft" else "model"
     files: list[FileLayout] = []
     if len(shards) == 1:
-        files.append(safetensors.layout("model.safetensors", weights, METADATA))
+        files.append(safetensors.layout(f"{stem}.safetensors", weights, METADATA))
     else:
         weight_map: dict[str, str] = {}
         for i, names in enumerate(shards, 1):

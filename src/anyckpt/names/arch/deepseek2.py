@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, shared and routed experts. Layers for predicting further tokens are left out."""
+"""DeepSeek V2 and V3: latent attention, shared and routed experts. Layers that predict further tokens are left out."""
 
 from __future__ import annotations
 

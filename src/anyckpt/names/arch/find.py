@@ -32,7 +32,9 @@ def architectures() -> tuple[Architecture, ...]:
 
 
 def of_config(config: Mapping[str, Any]) -> Architecture:
-    """The table of a Hugging Face config, by its class, else its model type. Raises UsageError listing those there are."""
+    """The table of a Hugging Face config, by its class, else its model type. Raises UsageError listing those there
+    are.
+    """
     classes = config.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
     kind = config.get("model_type")
@@ -177,6 +179,7 @@ def _filled(pattern: str, layer: int, expert: int = -1) -> str:
 def _unmapped(name: str, patterns: list[str]) -> Exception:
     near = get_close_matches(template_of(name)[0], patterns, 1, 0.3)
     return fail(
-        "unmapped-tensor", f"no rule knows the tensor {printable(name)}" + (f"; the nearest is {near[0]}" if near else ""),
+        "unmapped-tensor",
+        f"no rule knows the tensor {printable(name)}" + (f"; the nearest is {near[0]}" if near else ""),
         hint=f"leave it out with --exclude '{printable(name)}' if it is no part of the model",
     )

@@ -34,7 +34,8 @@ ARCHITECTURE = Architecture(
         *_pair(LAYER + "ln_1", BLOCK + "attn_norm"), *_pair(LAYER + "ln_2", BLOCK + "ffn_norm"),
         *_pair(LAYER + "attn.c_attn", BLOCK + "attn_qkv", TRANSPOSE),
         *_pair(LAYER + "attn.c_proj", BLOCK + "attn_output", TRANSPOSE),
-        *_pair(LAYER + "mlp.c_fc", BLOCK + "ffn_up", TRANSPOSE), *_pair(LAYER + "mlp.c_proj", BLOCK + "ffn_down", TRANSPOSE),
+        *_pair(LAYER + "mlp.c_fc", BLOCK + "ffn_up", TRANSPOSE),
+        *_pair(LAYER + "mlp.c_proj", BLOCK + "ffn_down", TRANSPOSE),
     ),
     megatron=(
         Rule(("transformer.wte.weight",), "embedding.word_embeddings.weight", SAME, "vocab"),

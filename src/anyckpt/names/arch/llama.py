@@ -7,7 +7,8 @@ from anyckpt.names.arch import megatron, rows
 from anyckpt.names.arch.table import Architecture
 
 ARCHITECTURE = Architecture(
-    "llama", ("llama", "mistral"), ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "LlamaModel", "MistralModel"),
+    "llama", ("llama", "mistral"),
+    ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "LlamaModel", "MistralModel"),
     gguf=(*rows.ends(), *rows.NORMS, *rows.attention(rotary=True), *rows.MLP), megatron=megatron.DECODER,
     settings=settings.DECODER, implied=settings.GATED, constants=settings.SILU,
     ignored=rows.BUFFERS,

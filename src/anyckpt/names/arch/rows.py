@@ -39,7 +39,8 @@ def attention(*, rotary: bool = False) -> tuple[Rule, ...]:
 
 
 MLP = (
-    *with_bias("mlp.gate_proj", "ffn_gate"), *with_bias("mlp.up_proj", "ffn_up"), *with_bias("mlp.down_proj", "ffn_down"),
+    *with_bias("mlp.gate_proj", "ffn_gate"), *with_bias("mlp.up_proj", "ffn_up"), *with_bias("mlp.down_proj",
+    "ffn_down"),
 )  # fmt: skip
 NORMS = (row("input_layernorm.weight", "attn_norm.weight"), row("post_attention_layernorm.weight", "ffn_norm.weight"))
 GEMMA_NORMS = (
