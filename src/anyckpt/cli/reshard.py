@@ -36,6 +36,7 @@ def size_options(function: Any) -> Any:
 @path_argument("destination")
 @click.option("--to", metavar="FORMAT", help="What to write (default: as SOURCE is; DeepSpeed with --zero).")
 @size_options
+@click.option("--buffer", "buffers", multiple=True, metavar="GLOB", help="Weights that are buffers, not frozen.")
 @maker_options
 def command(out: Output, source: str, destination: str, **options: Any) -> None:
     """Write the training checkpoint SOURCE for other numbers of ranks: weights, optimizer, scheduler and counters.

@@ -17,7 +17,10 @@ from anyckpt.verbs.open import open as open_checkpoint
 from anyckpt.verbs.write import Written
 
 BY_ZERO = "deepspeed"
-"""What is meant where a ZeRO stage is asked for and the source is no sharded format itself."""
+"""What is meant where a ZeRO stage is asked for."""
+
+ANY_RANKS = ("deepspeed-universal",)
+"""Formats that serve any number of ranks as they are; resharded, they become the ordinary one."""
 
 
 def reshard(
@@ -53,12 +56,11 @@ def reshard(
     if tp is not None and etp is None and saved.etp == saved.tp:
         asked["etp"] = tp  # experts are split as everything else unless it is said otherwise
     topology = replace(saved, **asked)
+    if to is None and (zero is not None or checkpoint.format in ANY_RANKS):
+        to = BY_ZERO
     if to is None:
         row = row_named(checkpoint.format)
-        same = row is not None and row.writes and row.training and row.kind == "folder"
-        to = checkpoint.format if same else BY_ZERO if zero is not None else None
-        if checkpoint.format == "deepspeed-universal":
-            to = BY_ZERO  # a universal checkpoint is for any number of ranks already
+        to = checkpoint.format if row is not None and row.writes == "folder" and row.training else None
     if to is None:
         raise UsageError(
             f"{checkpoint.format} is not a sharded format", hint="name the one to write with --to, see: anyckpt formats"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from anyckpt.core import ops
@@ -92,11 +93,11 @@ def prepare(checkpoint: Checkpoint, options: WriteOptions) -> Prepared:
     uncast: Mapping[str, Tensor] = options.extra.get("uncast") or checkpoint.weights
     groups = tuple(_group(group, checkpoint, optimizer, uncast, notes) for group in optimizer.groups)
     _check_unmatched(optimizer)
+    if notes is not None and checkpoint.step and not any(len(group.tensors) > 1 for group in groups):
+        notes.append(Finding("inferred", "note", "the optimizer has no moments: DeepSpeed will begin with zeros"))
     trained = {name for group in groups for name in group.names}
     rest = [n for n in checkpoint.weights if n not in trained and n not in checkpoint.aliases]
-    known = own.get("buffer_names")
-    listed = set(known) if isinstance(known, list) else None
-    buffers = tuple(n for n in rest if _is_buffer(n, checkpoint.weights[n], listed))
+    buffers = _buffers({name: checkpoint.weights[name] for name in rest}, own, options, notes)
     client = {key: value for key, value in checkpoint.state.items() if key != "deepspeed"}
     if checkpoint.rng is not None and "rng" not in client:
         client["rng"] = checkpoint.rng
@@ -198,10 +199,33 @@ def _one(slot: str, held: Mapping[str, Tensor]) -> Tensor:
     return next(iter(distinct.values()))
 
 
-def _is_buffer(name: str, tensor: Tensor, listed: set[Any] | None) -> bool:
-    if listed is not None:
-        return name in listed
-    return not tensor.dtype.is_floating or bool(BUFFER.search(name))
+def _buffers(
+    rest: Mapping[str, Tensor], own: Mapping[str, Any], options: WriteOptions, notes: list[Finding] | None
+) -> tuple[str, ...]:
+    """Which of the weights that no optimizer updates are buffers, and not frozen parameters.
+
+    DeepSpeed's own files list them, and `options.extra["buffers"]` may, as globs. Else names and forms tell: buffers
+    that are known, integers, and vectors that are no `weight` or `bias`. DeepSpeed's strict load refuses a wrong guess.
+    """
+    known = own.get("buffer_names")
+    if isinstance(known, list):
+        return tuple(name for name in rest if name in set(known))
+    globs = options.extra.get("buffers") or ()
+    sure = {n for n, t in rest.items() if not t.dtype.is_floating or BUFFER.search(n) or _matches(n, globs)}
+    guessed = {
+        name for name, tensor in rest.items()
+        if name not in sure and not globs and tensor.ndim < 2 and name.rpartition(".")[2] not in ("weight", "bias")
+    }
+    if notes is not None and (guessed or len(sure) < len(rest)):
+        frozen = [name for name in rest if name not in sure | guessed]
+        shown = ", ".join([*sorted(guessed)[:2], *frozen[:2]])
+        message = f"of the weights that are not trained, {len(guessed)} are taken for buffers, {len(frozen)} for frozen"
+        notes.append(Finding("inferred", "note", f"{message}: {shown}", hint="name buffers with --buffer GLOB"))
+    return tuple(name for name in rest if name in sure | guessed)
+
+
+def _matches(name: str, globs: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
 
 
 def _check_unmatched(optimizer: Optimizer) -> None:

@@ -23,7 +23,7 @@ from anyckpt.core.box import Shape
 from anyckpt.core.tensor import Tensor
 
 # Last parts of the names of float buffers in torch.nn, transformers, timm and their kin; never parameters.
-_BUFFER = re.compile(
+BUFFER = re.compile(
     r"(^|\.)(running_mean|running_var|num_batches_tracked|inv_freq|original_inv_freq|(cos|sin)_(cached|cache)|"
     r"freqs_cis|rope_(cos|sin)|masked_bias|attn_mask|causal_mask|relative_position_(index|bias_table_index)|"
     r"_extra_state|mean|std|pixel_mean|pixel_std|min_val|max_val|activation_post_process\..*)$"
@@ -62,7 +62,7 @@ class Assignment:
 def candidates(weights: Mapping[str, Tensor], aliases: Mapping[str, str]) -> list[Candidate]:
     """The weights that can be parameters, in order: of a floating type, tied ones once, running statistics left out."""
     return [
-        Candidate(name, t.shape, t.ndim < 2 or bool(_VECTOR.search(name)), bool(_BUFFER.search(name)))
+        Candidate(name, t.shape, t.ndim < 2 or bool(_VECTOR.search(name)), bool(BUFFER.search(name)))
         for name, t in weights.items()
         if t.dtype.kind in ("float", "complex") and name not in aliases and not _SURE_BUFFER.search(name)
     ]

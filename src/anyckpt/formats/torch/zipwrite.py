@@ -22,7 +22,7 @@ from anyckpt.core.checkpoint import Checkpoint, Optimizer
 from anyckpt.core.inert import Mapping, TensorSubclass
 from anyckpt.core.layout import FileLayout
 from anyckpt.core.source import Inline
-from anyckpt.core.tensor import Tensor
+from anyckpt.core.tensor import Piece, Tensor
 from anyckpt.errors import Refused, UsageError
 from anyckpt.formats.table import WriteOptions
 from anyckpt.formats.torch.plain import WRITABLE_SUBCLASSES, Replacements
@@ -147,12 +147,13 @@ def optimizer_dict(optimizer: Optimizer, *, by_name: bool = False) -> dict[str, 
         named = {} if all(name.isdecimal() for name in names) else {"param_names": names}
         groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": ids, **named})
     state: dict[int, dict[str, Any]] = {}
+    seen: set[Any] = set()
     for slot, tensors in optimizer.slots.items():
         if "/" in slot:
             raise Refused(f"the optimizer keeps {slot.partition('/')[0]} in a class that torch can't load plainly")
         for name, tensor in tensors.items():
             if name in numbers:
-                state.setdefault(numbers[name], {})[slot] = _as_saved(tensor)
+                state.setdefault(numbers[name], {})[slot] = _own(_as_saved(tensor), seen)
     for name, lost in optimizer.unmatched.items():
         if name in numbers and isinstance(lost, dict):
             state.setdefault(numbers[name], {}).update(lost)
@@ -177,6 +178,17 @@ def _as_saved(tensor: Tensor) -> Any:
     if tensor.shape == () and in_memory and tensor.dtype.name in ("int64", "float64"):
         return tensor.numpy().item()
     return tensor
+
+
+def _own(value: Any, seen: set[Any]) -> Any:
+    """A number of the parameter's own: optimizers count in place, so a step for a whole group must not be shared."""
+    if not isinstance(value, Tensor) or value.size != 1:
+        return value
+    key = identity(value) or id(value)
+    if key in seen:
+        return Tensor(value.dtype, value.shape, (Piece(Inline(value.tobytes())),))
+    seen.add(key)
+    return value
 
 
 def _values(checkpoint: Checkpoint) -> dict[str, Tensor | TensorSubclass]:
