@@ -27,12 +27,16 @@ JUDGES: Mapping[str, str] = MappingProxyType(
         "ddp": "anyckpt.verbs.resume:ddp",
         "lightning": "anyckpt.verbs.resume:lightning",
         "trainer": "anyckpt.verbs.resume:trainer",
+        "deepspeed": "anyckpt.verbs.resume_deepspeed:deepspeed",
     }
 )
 """Loaded on first use."""
 
 OWN: Mapping[str, str] = MappingProxyType(
-    {"dcp": "fsdp", "ranks": "fsdp", "accelerate": "fsdp", "lightning-sharded": "lightning"}
+    {
+        "dcp": "fsdp", "ranks": "fsdp", "accelerate": "fsdp", "lightning-sharded": "lightning",
+        "deepspeed": "deepspeed", "deepspeed-universal": "deepspeed",
+    }
 )
 """Formats and the framework whose own they are; a family adds its rows."""
 
