@@ -35,6 +35,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "cast": "Write it in another dtype.",
         "prune": "Keep the weights, leave training state out.",
         "sanitize": "Write a file that loads with weights_only=True.",
+        "set": "Change the metadata of a GGUF file.",
     },
     "Learn": {
         "explain": "What a finding's code means and what to do about it.",

@@ -59,6 +59,7 @@ Row = tuple[Any, ...]  # (label, part, part, …)
 
 def _head(found: Inspection) -> list[Row]:
     rows: list[Row] = [("holds", *_holds(found)), ("state", *_state(found)), ("bytes", *_bytes(found))]
+    rows += found.about
     if found.is_training:
         rows.append(("training", *_training(found)))
     if found.resume is not None:

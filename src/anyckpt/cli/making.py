@@ -43,10 +43,10 @@ def gguf_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Options that GGUF has and no other format."""
     for option in (
         click.option("--allow-lossy", is_flag=True, help="Let a step lose values that no later one can restore."),
-        click.option("--base", type=click.Path(), metavar="FOLDER", help="GGUF: the model of an adapter to write as one."),
+        click.option("--base", type=click.Path(), metavar="FOLDER", help="GGUF: the model of an adapter."),
         click.option("--pre", metavar="NAME", help="GGUF: how the tokenizer cuts text (default: by its definition)."),
         click.option("--model-name", metavar="NAME", help="GGUF: the model's name (default: as its files say)."),
-        click.option("--split-max-size", type=size, metavar="SIZE", help="GGUF: write a folder of files up to this size."),
+        click.option("--split-max-size", type=size, metavar="SIZE", help="GGUF: write a folder of such files."),
         click.option(
             "--tensor-type", multiple=True, metavar="PATTERN=TYPE", help="GGUF: the type of tensors whose name matches."
         ),

@@ -10,6 +10,7 @@ Either may have
 
     verify(file_or_place, checkpoint, report) -> None         what only a deep pass can check (CRCs), beyond values
     write(checkpoint, options: WriteOptions) -> list[FileLayout]     the files to be, sizes and all
+    describe(checkpoint) -> list[tuple[str, str]]     (label, text) rows that `inspect` shows of this format alone
     fit(checkpoint, options) -> Checkpoint                    before `write`: what the files will read as (padding …)
     read_like(file_or_place, report, like: Checkpoint) -> Checkpoint as `read`, with a reference for names and shapes
 """

@@ -55,6 +55,7 @@ def convert(
     split_max_size: int | None = None,
     model_name: str | None = None,
     pre: str | None = None,
+    base: str | os.PathLike[str] | None = None,
     allow_lossy: bool = False,
     prove: bool = False,
     dry_run: bool = False,
@@ -72,8 +73,8 @@ def convert(
     `weights="master"` writes the optimizer's fp32 masters, `only="optimizer"` its tensors as `parameter/slot`.
 
     GGUF: `quant` is a file type (q4_k_m …), `imatrix` a file of importances, `tensor_type` PATTERN=TYPE exceptions,
-    `split_max_size` bytes of a file of a set, `model_name` and `pre` override what the source says. `allow_lossy` lets
-    a step lose what no later one can restore.
+    `split_max_size` bytes of a file of a set, `model_name` and `pre` override what the source says, `base` is the model
+    of an adapter that is written as one. `allow_lossy` lets a step lose what no later one can restore.
 
     Raises CheckpointError where the source has an error finding, UsageError for a request that makes no sense, Refused
     and OutOfSpace before anything is written.
@@ -101,8 +102,8 @@ def convert(
     uncast = checkpoint.weights
     if dtype is not None:
         checkpoint = recast(checkpoint, _dtype(dtype), keep_dtype)
-    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre)
-    gguf = GgufOptions(quant, imatrix, tensor_type, model_name, pre, allow_lossy)
+    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre, base=base)
+    gguf = GgufOptions(quant, imatrix, tensor_type, model_name, pre, allow_lossy, base)
     checkpoint = prepared(checkpoint, row, gguf, notes)
     training = row.training and only != "weights" and checkpoint.is_training and not (include or exclude)
     if checkpoint.is_training and not training:

@@ -72,7 +72,10 @@ class OptimizerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The answer to `anyckpt PATH`. `dtypes` is bytes by dtype; `next_steps` are (command, what for)."""
+    """The answer to `anyckpt PATH`. `dtypes` is bytes by dtype; `next_steps` are (command, what for).
+
+    `about`: (label, text) of what only this format has to say.
+    """
 
     path: str
     format: str
@@ -100,6 +103,7 @@ class Inspection:
     framework: str = ""
     assets: tuple[str, ...] = ()
     next_steps: tuple[tuple[str, str], ...] = ()
+    about: tuple[tuple[str, str], ...] = ()
     resume: Answer | None = None
 
     @property
@@ -137,6 +141,7 @@ class Inspection:
             "assets": list(self.assets),
             "loading": self.loading.as_dict(),
             "tree": [row.as_dict() for row in self.tree],
+            "about": dict(self.about),
             "next": [{"command": command, "what": what} for command, what in self.next_steps],
         }
 
@@ -183,8 +188,15 @@ def inspect(path: str | os.PathLike[str]) -> Inspection:
         framework=str(checkpoint.facts.get("framework", "")),
         assets=tuple(a.name for a in checkpoint.assets),
         resume=own(checkpoint),
+        about=_about(row, checkpoint),
         next_steps=tuple(_next_steps(os.fspath(path), checkpoint, sizes, how, findings)),
     )
+
+
+def _about(row: table.Format | None, checkpoint: Checkpoint) -> tuple[tuple[str, str], ...]:
+    """What only this format says of a model, where its module tells it."""
+    describe = getattr(row.load(), "describe", None) if row is not None else None
+    return tuple(describe(checkpoint)) if describe is not None else ()
 
 
 def _sizes(place: Place, checkpoint: Checkpoint, weights: int) -> Sizes:

@@ -26,11 +26,12 @@ from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.source import File
 from anyckpt.finding import Report
 from anyckpt.formats.gguf.check import verify
+from anyckpt.formats.gguf.describe import describe
 from anyckpt.formats.gguf.header import MAGIC
 from anyckpt.formats.gguf.split import read_one, read_set
 from anyckpt.formats.gguf.write import write
 
-__all__ = ["matches", "read", "read_set", "verify", "write"]
+__all__ = ["describe", "matches", "read", "read_set", "verify", "write"]
 
 
 def matches(file: File, head: bytes) -> bool:

@@ -8,12 +8,13 @@ from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.layout import FileLayout
 from anyckpt.finding import Report
 from anyckpt.formats.gguf.check import verify
+from anyckpt.formats.gguf.describe import describe
 from anyckpt.formats.gguf.split import NAME, read_folder, read_one
 from anyckpt.formats.gguf.write import write as write_files
 from anyckpt.formats.table import WriteOptions
 from anyckpt.io.place import Place
 
-__all__ = ["matches", "read", "verify", "write"]
+__all__ = ["describe", "matches", "read", "verify", "write"]
 
 
 def _files(place: Place) -> list[str]:

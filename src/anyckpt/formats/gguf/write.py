@@ -92,18 +92,26 @@ def layout(
 ) -> FileLayout:
     """One file of these values and tensors."""
     alignment = alignment or alignment_of(fields)
-    infos, offset, places = [], 0, []
-    for tensor_name, tensor in weights.items():
-        raw, dims, type_id = _described(tensor_name, tensor)
-        infos.append(struct.pack(f"<Q{len(raw)}sI{len(dims)}QIQ", len(raw), raw, len(dims), *dims, type_id, offset))
-        places.append((offset, tensor))
-        offset += -(-tensor.nbytes // alignment) * alignment
-    header = MAGIC + struct.pack("<IQQ", VERSION, len(weights), len(fields)) + encode_metadata(fields.items())
-    header += b"".join(infos)
+    header = header_bytes(fields, weights, alignment)
     start = -(-len(header) // alignment) * alignment if weights else len(header)
     parts = [Part(0, len(header), header)]
-    parts += [Part(start + at, tensor.nbytes, tensor) for at, tensor in places if tensor.nbytes]
-    return FileLayout(name, start + offset, tuple(parts))
+    offset = start
+    for tensor in weights.values():
+        if tensor.nbytes:
+            parts.append(Part(offset, tensor.nbytes, tensor))
+        offset += -(-tensor.nbytes // alignment) * alignment
+    return FileLayout(name, offset, tuple(parts))
+
+
+def header_bytes(fields: Mapping[str, Field], weights: Mapping[str, Tensor], alignment: int) -> bytes:
+    """All that stands before the padding and the data."""
+    infos, offset = [], 0
+    for name, tensor in weights.items():
+        raw, dims, type_id = _described(name, tensor)
+        infos.append(struct.pack(f"<Q{len(raw)}sI{len(dims)}QIQ", len(raw), raw, len(dims), *dims, type_id, offset))
+        offset += -(-tensor.nbytes // alignment) * alignment
+    counts = struct.pack("<IQQ", VERSION, len(weights), len(fields))
+    return MAGIC + counts + encode_metadata(fields.items()) + b"".join(infos)
 
 
 def _described(name: str, tensor: Tensor) -> tuple[bytes, tuple[int, ...], int]:
