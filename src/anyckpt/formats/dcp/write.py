@@ -13,6 +13,7 @@ and `<optimizer>.state.<parameter>.<slot>` with `param_groups` as a list whose `
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping as ReadOnly
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,6 +70,15 @@ class Envelopes:
         return replace(item, parts=parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A tensor in chunks that are said: (rank whose file it goes to, where it begins, its elements)."""
+
+    dtype: DType
+    shape: Shape
+    chunks: tuple[tuple[int, Shape, Tensor], ...]
+
+
 def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     """The files to be; `options.topology.world` ranks, one where it is not given.
 
@@ -77,33 +87,55 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     world = max(1, options.topology.world or options.topology.dp) if options.topology else 1
     if world > MAX_WORLD:
         raise UsageError(f"a world of {world:,} ranks is beyond {MAX_WORLD:,}")
-    files = [Data(f"__{rank}_0.distcp") for rank in range(world)]
-    envelopes = Envelopes()
-    entries: dict[str, Any] = {}
     paths: dict[str, Path] = {}
-    storage: dict[Any, Any] = {}
+    values: dict[str, Any] = {}
     for path, value in leaves(saved_object(checkpoint, options)):
         name = ".".join(map(str, path))
-        if name in entries:
+        if name in values:
             raise UsageError(f"two entries would be called {name!r}", hint="rename one of them in the source")
         paths[name] = path
-        if not isinstance(value, Tensor):
+        values[name] = _chunked(value, world) if isinstance(value, Tensor) else value
+    return folder(values, world, paths)
+
+
+def _chunked(tensor: Tensor, world: int) -> Chunked:
+    """A tensor cut along its first axis, as torch.chunk does."""
+    chunks: list[tuple[int, Shape, Tensor]] = []
+    for rank, box in enumerate(_boxes(tensor.shape, world)):
+        if box.volume or not tensor.size:
+            chunks.append((rank, box.start, ops.slice_tensor(tensor, box)))
+        if not tensor.size:
+            break
+    return Chunked(tensor.dtype, tensor.shape, tuple(chunks))
+
+
+def folder(
+    values: ReadOnly[str, Chunked | Any], n_ranks: int, paths: ReadOnly[str, Path] | None = None
+) -> list[FileLayout]:
+    """The data files and `.metadata` of named values: tensors in chunks, and objects, which are rank 0's.
+
+    `paths`: where each name stands in the object that is saved; None: they stand for themselves.
+    """
+    files = [Data(f"__{rank}_0.distcp") for rank in range(n_ranks)]
+    envelopes = Envelopes()
+    entries: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    for name, value in values.items():
+        if not isinstance(value, Chunked):
             at, length = files[0].add(zipwrite.archive(value, "archive"))
             entries[name] = _new(_METADATA + "BytesStorageMetadata", {})
             storage[_index(name, None, None)] = _info(files[0].name, at, length)
             continue
         chunks: list[Call] = []
-        for rank, box in enumerate(_boxes(value.shape, world)):
-            if box.volume or not value.size:
-                at, length = files[rank].add(envelopes.of(ops.slice_tensor(value, box)))
-                storage[_index(name, box.start, len(chunks))] = _info(files[rank].name, at, length)
-                chunks.append(_chunk(box))
-            if not value.size:
-                break
+        for rank, start, tensor in value.chunks:
+            at, length = files[rank].add(envelopes.of(tensor))
+            storage[_index(name, start, len(chunks))] = _info(files[rank].name, at, length)
+            stop = tuple(a + n for a, n in zip(start, tensor.shape, strict=True))
+            chunks.append(_chunk(Box(start, stop)))
         entries[name] = _tensor(value, chunks)
     metadata = {
-        "state_dict_metadata": entries, "planner_data": paths, "storage_data": storage, "storage_meta": None,
-        "version": "1.0.0",
+        "state_dict_metadata": entries, "planner_data": None if paths is None else dict(paths),
+        "storage_data": storage, "storage_meta": None, "version": "1.0.0",
     }  # fmt: skip
     data = emit(_new(_METADATA + "Metadata", metadata), storage=_no_storage)
     written = [FileLayout(f.name, f.size, tuple(f.parts), tuple(f.checksums)) for f in files if f.size]
@@ -185,7 +217,7 @@ def _info(path: str, offset: int, length: int) -> Call:
     return _new("torch.distributed.checkpoint.filesystem._StorageInfo", state)
 
 
-def _tensor(tensor: Tensor, chunks: list[Call]) -> Call:
+def _tensor(tensor: Chunked, chunks: list[Call]) -> Call:
     encoding = Call(Name("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"), (0,))
     properties = (tensor.dtype, Text("torch.strided", "torch.layout"), False, encoding, False)
     state = {

@@ -30,6 +30,7 @@ from anyckpt.finding import Report, fail
 from anyckpt.formats import dcp
 from anyckpt.formats.megatron import KINDS, buckets, folders, stacked
 from anyckpt.formats.megatron.agree import check_masters
+from anyckpt.formats.megatron.distwrite import fit, write
 from anyckpt.formats.megatron.optimizer import entries_of, inner_of
 from anyckpt.formats.megatron.parts import EXTRA_STATE, decays, is_expert
 from anyckpt.formats.megatron.ranks import arguments, topology_of
@@ -39,7 +40,7 @@ from anyckpt.formats.yamled import read_yaml
 from anyckpt.io.paths import printable
 from anyckpt.io.place import Place
 
-__all__ = ["matches", "read", "verify"]
+__all__ = ["fit", "matches", "read", "verify", "write"]
 
 BACKENDS = {"torch_dist": 1}
 """Backends of metadata.json that are read here, and their newest version."""
@@ -123,11 +124,12 @@ def assemble(place: Place, found: folders.Found, stored: Stored, report: Report,
         state["args"] = common.get("args", args)
     if extra:
         state["extra_state"] = extra
+    steps = {"common_step": True} if has_common_step(common.get("optimizer")) else {}
     imports = tuple(dict.fromkeys((*stored.facts.get("imports", ()), *saved.imports)))
     return Checkpoint(
         format, str(place.path), weights, optimizer=optimizer, step=iteration,
         scheduler=common.get("opt_param_scheduler"), rng=rng or None, state=state, config=args or None,
-        topology=topology, facts={**stored.facts, "branch": branch, "imports": imports},
+        topology=topology, facts={**stored.facts, **steps, "branch": branch, "imports": imports},
     )  # fmt: skip
 
 
@@ -180,6 +182,12 @@ def _shaped(tensors: dict[str, Tensor], weights: Mapping[str, Tensor], report: R
             continue
         out[name] = tensor
     return out
+
+
+def has_common_step(saved: Any) -> bool:
+    """Whether the step stands beside the groups, as torch's own Adam has it, not in them."""
+    inner = [inner_of(entry) for entry in entries_of(saved)]
+    return any(i is not None and isinstance(i.get("state"), dict) and "common_step" in i["state"] for i in inner)
 
 
 def groups_of(saved: Any, weights: Mapping[str, Tensor]) -> list[dict[str, Any]]:

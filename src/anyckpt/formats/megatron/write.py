@@ -119,10 +119,9 @@ def nested(chunk: Mapping[str, Tensor]) -> Any:
     return root
 
 
-def _slots(checkpoint: Checkpoint, topology: Topology, args: Mapping[str, Any]) -> dict[str, dict[Rank, Chunks]]:
-    """Every slot spread as the weights are; a slot that lacks parameters of its kind is refused."""
+def complete_slots(checkpoint: Checkpoint) -> None:
+    """Raise Refused where a slot lacks parameters of its kind: an optimizer is whole, or it is left out."""
     assert checkpoint.optimizer is not None
-    found: dict[str, dict[Rank, Chunks]] = {}
     for slot, tensors in checkpoint.optimizer.slots.items():
         lacking = [
             n for n, t in checkpoint.weights.items()
@@ -133,8 +132,14 @@ def _slots(checkpoint: Checkpoint, topology: Topology, args: Mapping[str, Any]) 
                 f"the optimizer has no {slot} for {len(lacking)} of the weights, {lacking[0]} first",
                 hint="convert the weights alone: --only weights",
             )
-        found[slot] = spread(tensors, topology, args, like=checkpoint.weights)
-    return found
+
+
+def _slots(checkpoint: Checkpoint, topology: Topology, args: Mapping[str, Any]) -> dict[str, dict[Rank, Chunks]]:
+    """Every slot spread as the weights are."""
+    assert checkpoint.optimizer is not None
+    complete_slots(checkpoint)
+    slots = checkpoint.optimizer.slots
+    return {slot: spread(tensors, topology, args, like=checkpoint.weights) for slot, tensors in slots.items()}
 
 
 def _kept_rng(checkpoint: Checkpoint, topology: Topology, options: WriteOptions) -> Mapping[str, Any]:
@@ -170,7 +175,7 @@ def _optimizer(
     bodies: list[Any] = []
     for share, is_expert in shares:
         groups = grouped(share, chunks, optimizer, is_expert)
-        step = _step(optimizer)
+        step = step_of(optimizer)
         if flat:
             inner = {"param_groups": [{**options, "step": step} for options, _ in groups]}
             heads.append({"optimizer": inner, **({"grad_scaler": scaler} if scaler else {})})
@@ -208,11 +213,11 @@ def grouped(
     for decayed in (True, False):
         own = [x for x in share if parts.decays(x[1], _of(chunks, x).ndim) == decayed]
         if own:
-            found.append((_options(optimizer, decayed, is_expert), own))
+            found.append((options_of(optimizer, decayed, is_expert), own))
     return found
 
 
-def _options(optimizer: Optimizer, decayed: bool, is_expert: bool) -> dict[str, Any]:
+def options_of(optimizer: Optimizer, decayed: bool, is_expert: bool) -> dict[str, Any]:
     """The saved options of such a group, or the nearest to them."""
     def distance(group: Mapping[str, Any]) -> int:
         has_decay = group.get("wd_mult", 1.0 if group.get("weight_decay") else 0.0) != 0
@@ -225,7 +230,8 @@ def _options(optimizer: Optimizer, decayed: bool, is_expert: bool) -> dict[str, 
     return plain | ({"is_expert_parallel": is_expert} if "is_expert_parallel" in plain or is_expert else {})
 
 
-def _step(optimizer: Optimizer) -> float:
+def step_of(optimizer: Optimizer) -> float:
+    """Steps taken, from parameters' own counts or the groups'."""
     from anyckpt.formats.torch.optimizer import last_step
 
     if (step := last_step(optimizer)) is not None:
