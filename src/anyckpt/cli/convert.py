@@ -9,6 +9,7 @@ import click
 from anyckpt.cli.making import gguf_options, make, maker_options
 from anyckpt.cli.options import path_argument, size, verb
 from anyckpt.cli.output import Output
+from anyckpt.cli.reshard import SIZES, megatron_options, size_options, spelled
 
 
 @verb("convert")
@@ -41,7 +42,8 @@ from anyckpt.cli.output import Output
 @click.option("--dense", is_flag=True, help="Make sparse and quantized tensors plain.")
 @click.option("--merge-adapter", type=click.Path(), metavar="PATH", help="Merge this PEFT adapter into the weights.")
 @click.option("--like", type=click.Path(), metavar="PATH", help="A checkpoint of the same model, for its names.")
-@click.option("--world", type=click.IntRange(1), metavar="N", help="How many ranks to write a sharded format for.")
+@size_options
+@megatron_options
 @gguf_options
 @maker_options
 def command(out: Output, source: str, destination: str, **options: Any) -> None:
@@ -55,7 +57,15 @@ def command(out: Output, source: str, destination: str, **options: Any) -> None:
     anyckpt convert run/step_1000 ./model --to hf --dtype bf16
     anyckpt convert run/step_1000 ./eight --to dcp --world 8
     anyckpt convert ./model model.gguf --quant q4_k_m
+    anyckpt convert ./model ./megatron --to megatron --tp 4 --pp 2
     """
     from anyckpt.verbs.convert import convert
+    from anyckpt.verbs.reshard import reshard
 
-    make(out, convert, source, destination, options)
+    options["extra"] = spelled(options)
+    sizes = {name: options.pop(name) for name in (*SIZES, "zero")}
+    asked = {name: size for name, size in sizes.items() if size is not None}
+    if asked:
+        make(out, reshard, source, destination, {**options, **asked})
+    else:
+        make(out, convert, source, destination, options)

@@ -31,12 +31,34 @@ def size_options(function: Any) -> Any:
     return function
 
 
+def megatron_options(function: Any) -> Any:
+    """How a Megatron model spells its layers; both are what its own options are called."""
+    for option in (
+        click.option(
+            "--moe-grouped-gemm/--no-moe-grouped-gemm", default=None, help="Megatron: experts grouped, or one by one."
+        ),
+        click.option(
+            "--transformer-impl", type=click.Choice(["local", "transformer_engine"]),
+            help="Megatron: layers of that kind (default: as SOURCE has them, else transformer_engine).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def spelled(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that `megatron_options` added, as the writer takes them; those not given are left out."""
+    names = ("transformer_impl", "moe_grouped_gemm")
+    return {name: value for name in names if (value := options.pop(name)) is not None}
+
+
 @verb("reshard")
 @path_argument("source")
 @path_argument("destination")
 @click.option("--to", metavar="FORMAT", help="What to write (default: as SOURCE is; DeepSpeed with --zero).")
 @size_options
 @click.option("--buffer", "buffers", multiple=True, metavar="GLOB", help="Weights that are buffers, not frozen.")
+@megatron_options
 @maker_options
 def command(out: Output, source: str, destination: str, **options: Any) -> None:
     """Write the training checkpoint SOURCE for other numbers of ranks: weights, optimizer, scheduler and counters.
@@ -47,7 +69,8 @@ def command(out: Output, source: str, destination: str, **options: Any) -> None:
     \b
     anyckpt reshard run/global_step500 ./for-8 --dp 8
     anyckpt reshard run ./for-6 --dp 6 --zero 3
+    anyckpt reshard megatron-run ./wide --tp 8 --pp 2 --ep 4 --dp 4
     """
     from anyckpt.verbs.reshard import reshard
 
-    make(out, reshard, source, destination, options)
+    make(out, reshard, source, destination, {**options, "extra": spelled(options)})

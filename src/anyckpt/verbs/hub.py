@@ -18,6 +18,9 @@ TO_HUB: Mapping[str, str] = MappingProxyType(
         "gguf": "anyckpt.verbs.gguf_back:to_hub",
         "gguf-folder": "anyckpt.verbs.gguf_back:to_hub",
         "ggml": "anyckpt.verbs.gguf_back:to_hub",
+        **dict.fromkeys(
+            ("megatron", "megatron-dist", "megatron-zarr", "nemo", "nemo-folder"), "anyckpt.verbs.megatron:to_hub"
+        ),
     }
 )
 

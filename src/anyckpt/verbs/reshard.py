@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,14 +38,15 @@ def reshard(
     zero: int | None = None,
     world: int | None = None,
     buffers: Sequence[str] = (),
+    extra: Mapping[str, Any] | None = None,
     events: Callable[[Progress], None] | None = None,
     **options: Any,
 ) -> Written:
     """Write `source` for other parallel sizes; those that are not given stay as they were saved.
 
     `to` names the format (default: the source's own; DeepSpeed where `zero` is given). `zero`: the ZeRO stage.
-    `buffers`: globs of the weights that are buffers, for sources that do not tell them from frozen parameters. Other
-    options as `convert`. Raises UsageError where nothing is asked for or the format is not sharded.
+    `buffers`: globs of the weights that are buffers, for sources that do not tell them from frozen parameters. `extra`
+    and other options as `convert`. Raises UsageError where nothing is asked for or the format is not sharded.
     """
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     sizes = {"tp": tp, "pp": pp, "vpp": vpp, "ep": ep, "etp": etp, "cp": cp, "dp": dp, "zero": zero, "world": world}
@@ -65,5 +66,5 @@ def reshard(
         raise UsageError(
             f"{checkpoint.format} is not a sharded format", hint="name the one to write with --to, see: anyckpt formats"
         )
-    extra = {"buffers": tuple(buffers)}
-    return convert(checkpoint, destination, to=to, topology=topology, extra=extra, events=events, **options)
+    told = {"buffers": tuple(buffers), **(extra or {})}
+    return convert(checkpoint, destination, to=to, topology=topology, extra=told, events=events, **options)

@@ -21,6 +21,8 @@ TARGETS: Mapping[str, str] = MappingProxyType(
         "gguf": "anyckpt.verbs.gguf:as_gguf",
         "gguf-folder": "anyckpt.verbs.gguf:as_gguf",
         "hf": "anyckpt.verbs.hub:as_hub",
+        "megatron": "anyckpt.verbs.megatron:from_hub",
+        "megatron-dist": "anyckpt.verbs.megatron:from_hub",
     }
 )
 
