@@ -4,9 +4,10 @@
     <unit> is the path of the wrapped module, the root's being empty; buffers stand beside as plain tensors
 
 The buffer holds the unit's parameters in the order of module.named_parameters(), those of nested units left out and
-tied ones once, each flattened row by row. With use_orig_params=True each is padded to 16 bytes, and the dict also has
-every parameter's own name with this rank's 1-D piece. Names, order and shapes are in no file: a reference gives them,
-and the sums must come out. Optimizer state is one 1-D tensor a unit (padded at its end), or one piece a parameter.
+tied ones once, each flattened row by row. With use_orig_params=True each is padded to 16 bytes, the whole to a multiple
+of the world, and the dict also has every parameter's own name with this rank's 1-D piece. Names, order and shapes are
+in no file: a reference gives them, and the sums must come out. Optimizer state is one 1-D tensor a unit (padded at its
+end), or one piece a parameter.
 Source: torch 2.13 `distributed/fsdp/_flat_param.py`.
 """
 
@@ -50,6 +51,15 @@ class Unit:
     layout: buffers.Layout
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What an optimizer's numbers count: units, or parameters in the model's `order`."""
+
+    units: Sequence[Unit]
+    order: tuple[str, ...]
+    by_unit: bool
+
+
 def is_flat(objects: Mapping[int, Any]) -> bool:
     """Whether the ranks hold flat parameters."""
     return any(_flat_keys(state) for state in map(model_state, objects.values()))
@@ -75,9 +85,8 @@ def unflattened(objects: Mapping[int, Any], like: Checkpoint, report: Report, wh
     first = next(iter(states.values()))
     dtype_bytes = next(v.dtype.itemsize for v in first.values() if is_sharded(v))
     world = max(part_of(first[key], 0).n_ranks for key in _flat_keys(first))
-    plain = [k for k, v in first.items() if isinstance(v, Tensor) and v.size and k not in _flat_keys(first)]
     pieces_named = _has_pieces(first, like)
-    parameters = _parameters(like, set() if pieces_named else set(plain), report)
+    parameters = _parameters(like, _buffer_names(states), report)
     units = _units(first, parameters, world, dtype_bytes)
     flat = {unit.key: _buffers_of(unit, states) for unit in units}
     weights = SavedMapping()
@@ -91,8 +100,7 @@ def unflattened(objects: Mapping[int, Any], like: Checkpoint, report: Report, wh
     for tied, kept in like.aliases.items():
         if kept in weights and tied not in weights:
             weights[tied] = weights[kept]
-    order = None if not pieces_named else list(parameters)
-    rest = _rest(objects, states, units, order, report, where)
+    rest = _rest(objects, states, Counted(units, tuple(parameters), not pieces_named), report, where)
     return {"model": weights, **rest}
 
 
@@ -100,6 +108,18 @@ def _has_pieces(state: Mapping[Any, Any], like: Checkpoint) -> bool:
     """Whether parameters have entries of their own, flattened, beside the flat ones (use_orig_params=True)."""
     beside = {_clean(k): v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
     return any(name in beside and beside[name].shape != like.weights[name].shape for name in like.weights)
+
+
+def _buffer_names(states: Mapping[int, Mapping[Any, Any]]) -> set[str]:
+    """Plain tensors that every rank holds whole; of a parameter's own entry each rank has another piece, or nothing."""
+    held: list[dict[str, Shape]] = [
+        {_clean(k): v.shape for k, v in state.items() if isinstance(v, Tensor)} for state in states.values()
+    ]
+    return {
+        name
+        for name, shape in held[0].items()
+        if not shape or (prod(shape) and all(other.get(name) == shape for other in held) and len(held) > 1)
+    }
 
 
 def _clean(key: str) -> str:
@@ -110,7 +130,7 @@ def _clean(key: str) -> str:
 
 def _parameters(like: Checkpoint, buffer_names: set[str], report: Report) -> dict[str, Shape]:
     """The reference's parameters in the model's order."""
-    names = [n for n in like.weights if n not in like.aliases and n not in {_clean(b) for b in buffer_names}]
+    names = [n for n in like.weights if n not in like.aliases and n not in buffer_names]
     if like.format in ("safetensors", "hf"):  # files of that kind are sorted by dtype and name
         ordered = in_model_order(names, like.config)
         if ordered is None:
@@ -157,7 +177,8 @@ def _layout(shapes: Sequence[Shape], world: int, n_elements: int, itemsize: int)
         return buffers.packed(sizes, world)
     for last in (False, True):
         gaps = buffers.aligned_gaps(sizes, max(1, ALIGNMENT_BYTES // itemsize), last=last)
-        if sum(sizes) + sum(gaps) == n_elements:
+        total = sum(sizes) + sum(gaps)
+        if n_elements in (total, -(-total // world) * world):
             return buffers.packed(sizes, world, gaps=gaps)
     return None
 
@@ -186,15 +207,11 @@ def _buffers_of(unit: Unit, states: Mapping[int, Mapping[Any, Any]]) -> dict[int
 def _rest(
     objects: Mapping[int, Any],
     states: Mapping[int, Any],
-    units: Sequence[Unit],
-    order: Sequence[str] | None,
+    counted: Counted,
     report: Report,
     where: str,
 ) -> dict[str, Any]:
-    """The other entries of the ranks' objects, optimizers unflattened as the parameters are.
-
-    `order`: parameters' names in the model's order, where the optimizer counts those and not the units.
-    """
+    """The other entries of the ranks' objects, optimizers unflattened as the parameters are."""
     others = {
         rank: {k: v for k, v in value.items() if v is not states[rank]} if value is not states[rank] else {}
         for rank, value in objects.items()
@@ -206,19 +223,24 @@ def _rest(
     }
     plain = {rank: {k: v for k, v in o.items() if k not in optimizers} for rank, o in others.items()}
     rest = joined(plain, report, where) if any(plain.values()) else {}
-    return {**rest, **{key: _optimizer(by_rank, units, order, where) for key, by_rank in optimizers.items()}}
+    if any(len(next(iter(by_rank.values()))["param_groups"]) > 1 for by_rank in optimizers.values()):
+        report.add(
+            "ambiguous", "the optimizer has several groups, and which parameters its numbers mean is in no file: its "
+            "state is left out", where=where, hint="save it with FSDP.optim_state_dict, which gives names",
+        )
+        return rest
+    return {**rest, **{key: _optimizer(by_rank, counted, where) for key, by_rank in optimizers.items()}}
 
 
-def _optimizer(
-    by_rank: Mapping[int, Any], units: Sequence[Unit], order: Sequence[str] | None, where: str
-) -> dict[str, Any]:
+def _optimizer(by_rank: Mapping[int, Any], what: Counted, where: str) -> dict[str, Any]:
     """An optimizer by parameter name: its ids are units, or parameters whose pieces lie on the ranks."""
     first = next(iter(by_rank.values()))
     ids = [i for group in first["param_groups"] for i in group["params"]]
-    counted = [[(unit, i) for i in range(len(unit.names))] for unit in units]
-    if order is not None:
-        owner = {unit.prefix + name: (unit, i) for unit in units for i, name in enumerate(unit.names)}
-        counted = [[owner[name]] for name in order]
+    place = {name: i for i, name in enumerate(what.order)}
+    counted = [[(unit, i) for i in range(len(unit.names))] for unit in what.units]
+    if not what.by_unit:
+        owner = {unit.prefix + name: (unit, i) for unit in what.units for i, name in enumerate(unit.names)}
+        counted = [[owner[name]] for name in what.order]
     if len(ids) != len(counted):
         raise fail("inconsistent", f"the optimizer has {len(ids)} parameters, the model {len(counted)}", where=where)
     owners = dict(zip(sorted(ids), counted, strict=True))
@@ -228,11 +250,11 @@ def _optimizer(
             held = {r: one["state"][key][slot] for r, one in by_rank.items() if slot in one["state"].get(key, {})}
             for unit, i in owned:
                 name = unit.prefix + unit.names[i]
-                state.setdefault(name, {})[slot] = _slot(held, unit, i, whole_unit=order is None)
+                state.setdefault(name, {})[slot] = _slot(held, unit, i, whole_unit=what.by_unit)
     groups = []
     for group in first["param_groups"]:
         names = [u.prefix + u.names[i] for key in group["params"] for u, i in owners[key]]
-        groups.append({**group, "params": names})
+        groups.append({**group, "params": sorted(names, key=place.__getitem__)})
     return {"state": state, "param_groups": groups}
 
 
