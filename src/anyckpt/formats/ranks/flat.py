@@ -118,7 +118,7 @@ def _buffer_names(states: Mapping[int, Mapping[Any, Any]]) -> set[str]:
     return {
         name
         for name, shape in held[0].items()
-        if not shape or (prod(shape) and all(other.get(name) == shape for other in held) and len(held) > 1)
+        if not shape or (0 not in shape and all(other.get(name) == shape for other in held) and len(held) > 1)
     }
 
 
