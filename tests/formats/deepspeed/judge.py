@@ -107,43 +107,62 @@ def config(job: dict[str, Any], world: int) -> dict[str, Any]:
     return out
 
 
-def digest(engine: Any) -> str:
-    """SHA-256 of all masters and moments that are live, by name: from the buffers themselves, by address."""
+def live_state(engine: Any) -> dict[str, Any]:
+    """Masters and moments that are live, as `parameter/slot`: from the buffers themselves, by address."""
     import torch
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
     from torch import distributed
 
     optimizer = engine.optimizer
-    live: dict[int, list[Any]] = {}
-    if hasattr(optimizer, "bit16_groups"):
+    by_id = {id(p): (n, p) for n, p in engine.module.named_parameters() if p.requires_grad}
+    out: dict[str, Any] = {}
+    if not hasattr(optimizer, "bit16_groups"):
+        for name, parameter in by_id.values():
+            out[f"{name}/master"] = safe_get_full_fp32_param(parameter)
+            for slot in ("exp_avg", "exp_avg_sq"):
+                out[f"{name}/{slot}"] = safe_get_full_optimizer_state(parameter, slot)
+    else:
         for group, flat, part in zip(
             optimizer.bit16_groups, optimizer.bit16_groups_flat, optimizer.single_partition_of_fp32_groups, strict=True
         ):
             state = optimizer.optimizer.state[part]
-            for value in (part, state["exp_avg"], state["exp_avg_sq"]):
+            for slot, value in (("master", part), ("exp_avg", state["exp_avg"]), ("exp_avg_sq", state["exp_avg_sq"])):
                 parts = [torch.empty_like(part.data) for _ in range(distributed.get_world_size())]
                 distributed.all_gather(parts, value.data.contiguous())
                 whole = torch.cat(parts)
                 for parameter in group:
                     at = (parameter.data_ptr() - flat.data_ptr()) // parameter.element_size()
-                    live.setdefault(id(parameter), []).append(whole[at : at + parameter.numel()])
+                    own = whole[at : at + parameter.numel()].view(parameter.shape)
+                    out[f"{by_id[id(parameter)][0]}/{slot}"] = own
+    return {name: value.detach().float().clone().contiguous() for name, value in sorted(out.items())}
+
+
+def live_weights(engine: Any) -> dict[str, Any]:
+    """The module's own weights, gathered; a tied name once more under its other name."""
+    import deepspeed
+
+    module = engine.module
+    out = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        with deepspeed.zero.GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):
+            out[name] = parameter.detach().clone().contiguous()
+    return out
+
+
+def digest(state: dict[str, Any]) -> str:
+    """SHA-256 of all the bytes of a state, by name."""
     found = hashlib.sha256()
-    for name, parameter in engine.module.named_parameters():
-        if parameter.requires_grad:
-            values = live.get(id(parameter)) or [
-                safe_get_full_fp32_param(parameter), safe_get_full_optimizer_state(parameter, "exp_avg"),
-                safe_get_full_optimizer_state(parameter, "exp_avg_sq"),
-            ]
-            for value in values:
-                found.update(name.encode() + value.detach().float().contiguous().numpy().tobytes())
+    for name, value in state.items():
+        found.update(name.encode() + value.numpy().tobytes())
     return found.hexdigest()
 
 
 def one_job(job: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     """Train or resume, on this rank."""
-    import deepspeed
     import torch
     from torch import distributed
+
+    import deepspeed
 
     model = build_model(job.get("seed", 7 if job["do"] == "save" else 99))
     engine, *_ = deepspeed.initialize(model=model, optimizer=build_optimizer(model), config=config(job, world))
@@ -165,7 +184,15 @@ def one_job(job: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     else:
         path, client = engine.load_checkpoint(job["path"])
         out["loaded"], out["note"] = bool(path), (client or {}).get("note")
-    out["digest"] = digest(engine)
+    state = live_state(engine)
+    out["digest"] = digest(state)
+    if job.get("truth"):
+        from safetensors.torch import save_file
+
+        weights = live_weights(engine)
+        if rank == 0:
+            save_file(weights, job["truth"] + ".safetensors")
+            save_file(state, job["truth"] + "_optim.safetensors")
     out["groups"] = [g["weight_decay"] for g in engine.optimizer.param_groups]
     frozen = engine.module.blocks[0].up.weight
     with deepspeed.zero.GatheredParameters([frozen], enabled=hasattr(frozen, "ds_id")):
@@ -183,8 +210,9 @@ def rank_main(jobs: list[dict[str, Any]], rank: int, world: int, port: int, resu
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }
-    import deepspeed
     from torch import distributed
+
+    import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     found = []
@@ -206,8 +234,9 @@ def main() -> int:
     world, jobs, results = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), sys.argv[3]
     import socket
 
-    import deepspeed
     import torch
+
+    import deepspeed
 
     torch.set_num_threads(1)
     for name in list(deepspeed.ops.__compatible_ops__):  # nothing is compiled on the way

@@ -162,7 +162,8 @@ def _group(
         if slot == "master" or not held:
             continue
         like = all(tensor.shape == checkpoint.weights[name].shape for name, tensor in held.items())
-        if SLOTS.get(slot, "like-weight") == "like-weight" and like and any(t.ndim for t in held.values()):
+        kind = SLOTS.get(slot, "like-weight" if any(t.ndim for t in held.values()) else "scalar")
+        if kind == "like-weight" and like:
             tensors[slot] = _filled_up(slot, names, held, checkpoint, notes)
         elif all(tensor.size == 1 for tensor in held.values()):
             scalars[slot] = _one(slot, held)
