@@ -73,4 +73,5 @@ def command(out: Output, source: str, destination: str, **options: Any) -> None:
     """
     from anyckpt.verbs.reshard import reshard
 
-    make(out, reshard, source, destination, {**options, "extra": spelled(options)})
+    extra = spelled(options)  # takes them out of `options`
+    make(out, reshard, source, destination, {**options, "extra": extra})
