@@ -75,7 +75,7 @@ def resolve(root: Path, name: str, *, allow_blobs: bool = True, folder: bool = F
     if kind != ("folder" if folder else "file") and kind != "folder":
         raise fail("special-file", f"is a {kind}, not a regular {'folder' if folder else 'file'}", where=shown)
     real_root = Path(os.path.realpath(root))
-    if not any(real.is_relative_to(allowed) for allowed in (real_root, *_hub_blobs(real_root, allow_blobs))):
+    if not real.is_relative_to(real_root) and not any(map(real.is_relative_to, _hub_blobs(real_root, allow_blobs))):
         raise fail(
             "path-escape",
             "is a link that leads out of the checkpoint",

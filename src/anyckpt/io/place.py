@@ -111,8 +111,10 @@ class Place:
         return os.stat(resolve(self.root, self._full(name))).st_size
 
     def sizes(self) -> Iterator[tuple[str, int]]:
-        """Every file's name and size."""
-        return ((name, self.size(name)) for name in self.names)
+        """Every file's name and size. Links among `names` were judged when they were listed."""
+        if self.members is not None or not self.is_folder:
+            return ((name, self.size(name)) for name in self.names)
+        return ((name, os.stat(os.path.join(self.root, self._full(name))).st_size) for name in self.names)
 
     def head(self, n_bytes: int, name: str = "") -> bytes:
         """The first `n_bytes` of a file, or all of it if it is shorter."""
