@@ -102,7 +102,9 @@ def convert(
     uncast = checkpoint.weights
     if dtype is not None:
         checkpoint = recast(checkpoint, _dtype(dtype), keep_dtype)
-    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre, base=base)
+    _check_options(row, quant=quant, imatrix=imatrix, tensor_type=tensor_type, pre=pre)
+    if row.name != "hf":
+        _check_options(row, base=base)
     gguf = GgufOptions(quant, imatrix, tensor_type, model_name, pre, allow_lossy, base)
     checkpoint = prepared(checkpoint, row, gguf, notes)
     training = row.training and only != "weights" and checkpoint.is_training and not (include or exclude)

@@ -11,6 +11,7 @@ keys) is done to B. Norms' + 1 and transposition are no matter of the factors. F
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 PREFIX = "base_model.model."
 FACTORS = (("lora_A", "lora_a"), ("lora_B", "lora_b"))
 MOVES_ROWS = (ROTARY_Q, ROTARY_K)
+MERGE_HINT = "llama.cpp has plain LoRA only: merge the adapter into its base with --merge-adapter"
 
 
 def adapter_as_gguf(checkpoint: Checkpoint, options: GgufOptions) -> Checkpoint:
@@ -48,9 +50,10 @@ def adapter_as_gguf(checkpoint: Checkpoint, options: GgufOptions) -> Checkpoint:
     """
     settings = checkpoint.config or {}
     if str(settings.get("peft_type", "LORA")).upper() != "LORA" or settings.get("use_dora"):
-        raise UsageError("llama.cpp has plain LoRA adapters only", hint="merge it into its base: --merge-adapter")
-    config = _base_config(checkpoint, options)
+        raise UsageError("llama.cpp has plain LoRA adapters only", hint=MERGE_HINT)
+    config = base_config(checkpoint, options.base)
     table = find.of_config(config)
+    alpha = _alpha(settings, checkpoint.weights)
     full = hparams.normalised(config)
     kind = mixture.FLOATS.get((options.quant or "f32").lower())
     if kind is None:
@@ -76,22 +79,39 @@ def adapter_as_gguf(checkpoint: Checkpoint, options: GgufOptions) -> Checkpoint:
     general = naming.general_keys(Files.of(checkpoint.assets), folder, shapes, options.model_name)
     general.pop("general.size_label", None)
     fields |= general
-    fields["adapter.lora.alpha"] = kv.f32(float(settings.get("lora_alpha", 8)))
+    fields["adapter.lora.alpha"] = kv.f32(alpha)
     fields["general.quantization_version"] = kv.u32(2)
     return replace(checkpoint, format="gguf", weights=tensors, aliases={}, config=None, assets=(),
                    facts={"gguf": Metadata(fields)})  # fmt: skip
 
 
-def _base_config(checkpoint: Checkpoint, options: GgufOptions) -> Mapping[str, Any]:
+def _alpha(settings: Mapping[str, Any], weights: Mapping[str, Tensor]) -> float:
+    """llama.cpp scales by alpha / rank of each tensor. Raises UsageError where no one alpha says what PEFT does."""
+    alpha = float(settings.get("lora_alpha", 8))
+    if settings.get("alpha_pattern"):
+        raise UsageError("the adapter scales its modules differently, which llama.cpp's can't", hint=MERGE_HINT)
+    if not settings.get("use_rslora"):
+        return alpha
+    ranks = {tensor.shape[0] for name, tensor in weights.items() if ".lora_A" in name}
+    if len(ranks) > 1:
+        raise UsageError("an adapter by rsLoRA of several ranks has no one scale in llama.cpp", hint=MERGE_HINT)
+    return float(alpha * max(ranks) ** 0.5)
+
+
+def base_config(checkpoint: Checkpoint, base: str | os.PathLike[str] | None) -> Mapping[str, Any]:
+    """The config of the model at `base`, else of the folder beside the adapter that it names.
+
+    Raises UsageError where there is none.
+    """
     from anyckpt.verbs.open import open as open_checkpoint
 
-    named = options.base
+    named = base
     if named is None:
         beside = (checkpoint.config or {}).get("base_model_name_or_path")
         folder = Path(checkpoint.path).resolve()
         near = folder.parent / Path(str(beside)).name if beside else None
         named = near if near is not None and near != folder and (near / "config.json").is_file() else None
-    config = open_checkpoint(named).config if named is not None else None
+    config = open_checkpoint(named).view("hf").config if named is not None else None
     if not config or "model_type" not in config:
         raise UsageError(
             "an adapter's names and rows depend on its base model, whose config is not here",
@@ -109,7 +129,7 @@ def _taken_apart(name: str) -> tuple[str, str]:
     raise fail(
         "unmapped-tensor",
         f"{printable(name)} is no factor of a LoRA adapter",
-        hint="llama.cpp's adapters hold nothing else: merge it into its base with --merge-adapter",
+        hint=MERGE_HINT,
     )
 
 
@@ -127,14 +147,19 @@ def _as(tensor: Tensor, kind: str) -> Tensor:
     return narrow(tensor) if kind == "float16" else ops.cast(tensor, DTYPES[kind])
 
 
-def adapter_to_hub(checkpoint: Checkpoint, metadata: Metadata) -> Checkpoint:
-    """llama.cpp's adapter as PEFT has it. Head counts of queries and keys are those of the shapes, which the file
-    lacks: raises UsageError for a rotary architecture, whose rows can't be put back without them."""
+def adapter_to_hub(
+    checkpoint: Checkpoint, metadata: Metadata, base: str | os.PathLike[str] | None = None
+) -> Checkpoint:
+    """llama.cpp's adapter as PEFT has it.
+
+    Raises UsageError for factors of rotary queries and keys without `base`, the model that they change: their rows go
+    by its heads, whose number the file lacks.
+    """
     table = find.named(configs.table_of(metadata))
     rules = {rule.name: rule for rule in table.gguf if len(rule.hf) == 1}
     weights: dict[str, Tensor] = {}
-    modules: set[str] = set()
-    rank = 0
+    ranks: dict[str, int] = {}
+    config = hparams.normalised(base_config(checkpoint, base)) if base is not None else None
     for name, tensor in checkpoint.weights.items():
         base, _, factor = name.rpartition(".")
         template, numbers = find.template_of(base)
@@ -142,18 +167,23 @@ def adapter_to_hub(checkpoint: Checkpoint, metadata: Metadata) -> Checkpoint:
         if rule is None or factor not in ("lora_a", "lora_b"):
             raise fail("unmapped-tensor", f"no rule knows {printable(name)}")
         if factor == "lora_b" and rule.op in MOVES_ROWS:
-            raise UsageError(
-                "rows of queries and keys are in llama.cpp's order, and the adapter says no number of heads",
-                hint="merge the adapter in llama.cpp, or use the PEFT adapter that it was made from",
-            )
+            if config is None:
+                raise UsageError(
+                    "rows of queries and keys are in llama.cpp's order, and the adapter says no number of heads",
+                    hint="name the base model's folder or GGUF file: --base PATH",
+                )
+            tensor = rule.op.inverse(tensor, config)[0]
         module = rule.hf[0].replace("{layer}", str(numbers[0] if numbers else "")).removesuffix(".weight")
-        modules.add(module.rpartition(".")[2])
         theirs = "lora_A" if factor == "lora_a" else "lora_B"
-        rank = tensor.shape[0] if factor == "lora_a" else rank
+        if factor == "lora_a":
+            ranks[module] = tensor.shape[0]
         weights[f"{PREFIX}{module}.{theirs}.weight"] = tensor
+    rank = max(ranks.values(), default=0)
     settings = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": metadata.get("adapter.lora.alpha", rank), "lora_dropout": 0.0,
-        "bias": "none", "target_modules": sorted(modules), "base_model_name_or_path": None,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank,
+        "lora_alpha": metadata.get("adapter.lora.alpha", rank), "lora_dropout": 0.0, "bias": "none",
+        "target_modules": sorted({module.rpartition(".")[2] for module in ranks}),
+        "rank_pattern": {module: r for module, r in ranks.items() if r != rank}, "base_model_name_or_path": None,
     }  # fmt: skip
     data = (json.dumps(settings, indent=2) + "\n").encode()
     assets = (Asset("adapter_config.json", MemoryFile("adapter_config.json", data)),)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from anyckpt.core.checkpoint import Checkpoint
+from anyckpt.errors import UsageError
 from anyckpt.finding import Finding
 
 TO_HUB: Mapping[str, str] = MappingProxyType(
@@ -39,5 +40,13 @@ def hub(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def as_hub(checkpoint: Checkpoint, options: Any, notes: list[Finding]) -> Checkpoint:
-    """What the writer of Hugging Face folders is given."""
-    return hub(checkpoint)
+    """What the writer of Hugging Face folders is given. `options.base`: the model that an adapter changes."""
+    base = getattr(options, "base", None)
+    if base is None:
+        return hub(checkpoint)
+    metadata = checkpoint.facts.get("gguf")
+    if metadata is None or metadata.get("general.type") != "adapter":
+        raise UsageError("--base names the model that an adapter changes, and this is no adapter in GGUF")
+    from anyckpt.verbs.gguf_adapter import adapter_to_hub
+
+    return adapter_to_hub(checkpoint, metadata, base)
