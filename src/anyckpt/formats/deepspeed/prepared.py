@@ -17,6 +17,7 @@ from anyckpt.core.tensor import Tensor, filled
 from anyckpt.core.topology import Topology
 from anyckpt.errors import Refused, UsageError
 from anyckpt.finding import Finding
+from anyckpt.formats.deepspeed.around import is_rng, is_scheduler
 from anyckpt.formats.deepspeed.experts import EXPERT
 from anyckpt.formats.deepspeed.load import mapping
 from anyckpt.formats.deepspeed.tensor_parallel import Rules
@@ -98,9 +99,10 @@ def prepare(checkpoint: Checkpoint, options: WriteOptions) -> Prepared:
     trained = {name for group in groups for name in group.names}
     rest = [n for n in checkpoint.weights if n not in trained and n not in checkpoint.aliases]
     buffers = _buffers({name: checkpoint.weights[name] for name in rest}, own, options, notes)
-    client = {key: value for key, value in checkpoint.state.items() if key != "deepspeed"}
-    if checkpoint.rng is not None and "rng" not in client:
-        client["rng"] = checkpoint.rng
+    beside = {asset.name for asset in checkpoint.facts.get("beside", ())}
+    client = {key: value for key, value in checkpoint.state.items() if key not in {"deepspeed", *beside}}
+    if checkpoint.rng is not None and not any(map(is_rng, beside)):
+        client.setdefault("rng", checkpoint.rng)
     if checkpoint.epoch is not None:
         client.setdefault("epoch", checkpoint.epoch)
     rules = Rules.of(own.get("universal_checkpoint_info"))
@@ -111,7 +113,8 @@ def prepare(checkpoint: Checkpoint, options: WriteOptions) -> Prepared:
     stages = tuple(tuple(names) for names in checkpoint.facts.get("stages") or ())
     return Prepared(
         weights=checkpoint.weights, aliases=checkpoint.aliases, groups=groups, buffers=buffers,
-        frozen=tuple(n for n in rest if n not in buffers), own=own, client=client, scheduler=checkpoint.scheduler,
+        frozen=tuple(n for n in rest if n not in buffers), own=own, client=client,
+        scheduler=None if any(map(is_scheduler, beside)) else checkpoint.scheduler,
         step=checkpoint.step or 0, config=config, topology=topology, rules=rules, stages=stages,
         layers=checkpoint.facts.get("layers") or {},
     )

@@ -25,6 +25,7 @@ from anyckpt.core.layout import FileLayout
 from anyckpt.core.tensor import Tensor
 from anyckpt.core.topology import Topology
 from anyckpt.finding import Report
+from anyckpt.formats.deepspeed.around import with_surroundings
 from anyckpt.formats.deepspeed.contents import compute_dtype, load
 from anyckpt.formats.deepspeed.files import chosen_step, is_universal, parts_in, unfinished
 from anyckpt.formats.deepspeed.load import Loader, mapping, options_of, sequence, tensor_of
@@ -44,9 +45,10 @@ def matches(place: Place) -> bool:
 
 def read(place: Place, report: Report) -> Checkpoint:
     """Describe it: masters and moments from the files of the parameters, all else from the model file."""
-    folder, _ = chosen_step(place, report)
+    folder, tag = chosen_step(place, report)
     unfinished(place, report)
-    return read_universal(folder, report)
+    checkpoint = with_surroundings(place, folder, read_universal(folder, report), report)
+    return replace(checkpoint, path=str(place.path), facts={**checkpoint.facts, "tag": tag})
 
 
 def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:

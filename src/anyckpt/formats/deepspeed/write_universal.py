@@ -20,7 +20,15 @@ from anyckpt.finding import Finding
 from anyckpt.formats.deepspeed import pickled
 from anyckpt.formats.deepspeed.prepared import Prepared, prepare
 from anyckpt.formats.deepspeed.tensor_parallel import without_padding
-from anyckpt.formats.deepspeed.write_zero import Universe, clip_grad, literal, model_state, options_for, version
+from anyckpt.formats.deepspeed.write_zero import (
+    Universe,
+    clip_grad,
+    companions,
+    literal,
+    model_state,
+    options_for,
+    version,
+)
 from anyckpt.formats.table import WriteOptions
 from anyckpt.pickle.reduce import Call, Name
 
@@ -43,7 +51,7 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     tag = f"global_step{prepared.step}_universal"
     files = [*_models(prepared), pickled.saved("zero/optimizer_state.pt", _global_state(prepared)), *_slots(prepared)]
     inside = [FileLayout(f"{tag}/{file.name}", file.size, file.parts, file.checksums) for file in files]
-    return [literal("latest_universal", tag.encode()), *inside]
+    return [literal("latest_universal", tag.encode()), *inside, *companions(checkpoint, prepared.topology, options)]
 
 
 def _notes(prepared: Prepared) -> list[Finding]:

@@ -18,14 +18,17 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from anyckpt.core.checkpoint import Checkpoint
+from anyckpt.core.checkpoint import Asset, Checkpoint
 from anyckpt.core.inert import Mapping as OrderedDict
 from anyckpt.core.layout import FileLayout, Part
 from anyckpt.core.ops import reshape
 from anyckpt.core.source import Span
 from anyckpt.core.tensor import Tensor, filled
+from anyckpt.core.topology import Topology
 from anyckpt.errors import Refused
+from anyckpt.finding import Finding
 from anyckpt.formats.deepspeed import experts, pickled
+from anyckpt.formats.deepspeed.around import is_rng
 from anyckpt.formats.deepspeed.load import count, mapping
 from anyckpt.formats.deepspeed.prepared import LAYOUT_VERSION, ParameterGroup, Prepared, prepare
 from anyckpt.formats.deepspeed.tensor_parallel import split
@@ -71,8 +74,26 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     for tp_rank in range(topology.tp):
         whole = Universe(tp_rank, tp_rank, None, prepared)
         files += [_renamed(file, tag) for file in (*_layers(whole), *_experts(whole))]
-    files += [_copied(asset.name, asset.file) for asset in (*checkpoint.assets, *checkpoint.facts.get("beside", ()))]
-    return files
+    return files + companions(checkpoint, topology, options)
+
+
+def companions(checkpoint: Checkpoint, topology: Topology, options: WriteOptions) -> list[FileLayout]:
+    """Config, tokenizer and the trainer's files, as they are."""
+    assets = (*checkpoint.assets, *_beside(checkpoint, topology, options))
+    return [_copied(asset.name, asset.file) for asset in assets]
+
+
+def _beside(checkpoint: Checkpoint, topology: Topology, options: WriteOptions) -> list[Asset]:
+    """The trainer's files; the generators' states only for as many processes as there were."""
+    found = list(checkpoint.facts.get("beside", ()))
+    was = checkpoint.topology or Topology()
+    if (was.dp, was.tp, was.pp) == (topology.dp, topology.tp, topology.pp) or not any(is_rng(a.name) for a in found):
+        return found
+    notes = options.extra.get("findings")
+    if isinstance(notes, list):
+        message = f"the generators' states of {was.dp * was.tp * was.pp} processes can't be spread over another number"
+        notes.append(Finding("lossy", "warning", message, hint="data order and dropout will differ from here on"))
+    return [asset for asset in found if not is_rng(asset.name)]
 
 
 def literal(name: str, data: bytes) -> FileLayout:
