@@ -16,6 +16,7 @@ from typing import Any
 from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.layout import FileLayout
 from anyckpt.core.source import File
+from anyckpt.formats.dcp.write import for_torch
 from anyckpt.formats.table import WriteOptions
 from anyckpt.formats.torch import zipwrite
 from anyckpt.formats.torch.plain import Replacements
@@ -33,7 +34,7 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     """The one file to be. Raises Refused for optimizer state that torch has no plain form for."""
     replaced = options.extra.get("replaced")
     replacements = Replacements(replaced if isinstance(replaced, list) else [])
-    root = replacements.plain(saved_object(checkpoint, options))
+    root = replacements.plain(saved_object(for_torch(checkpoint, options, 1), options))
     return [zipwrite.archive(root, zipwrite.top_folder(options.destination), share=options.tied != "clone")]
 
 

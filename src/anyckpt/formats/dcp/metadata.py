@@ -8,7 +8,7 @@
                storage_meta, version }
 
 A pickle of protocol 4 that torch loads without any guard; here it runs on the inert machine. Files of torch 2.0 to 2.2
-lack `version`, `storage_meta` and the transforms; those of 2.13 have them all. Saves of very many ranks have millions of
+lack `version`, `storage_meta` and the transforms; those of 2.13 have them all. Saves of many ranks have millions of
 chunks, so `rows` makes a tuple of each object as soon as it is built, and two arrays of the chunks of a tensor.
 Source: torch 2.13 `distributed/checkpoint/{metadata,filesystem}.py`.
 """

@@ -25,6 +25,7 @@ from anyckpt.core.inert import Mapping, NumpyArray, Text
 from anyckpt.core.layout import Checksum, FileLayout, Part
 from anyckpt.core.tensor import Tensor
 from anyckpt.errors import UsageError
+from anyckpt.finding import Finding
 from anyckpt.formats.table import WriteOptions
 from anyckpt.formats.torch import zipwrite
 from anyckpt.formats.torch.plain import Replacements
@@ -140,6 +141,30 @@ def folder(
     data = emit(_new(_METADATA + "Metadata", metadata), storage=_no_storage)
     written = [FileLayout(f.name, f.size, tuple(f.parts), tuple(f.checksums)) for f in files if f.size]
     return [*written, FileLayout(".metadata", len(data), (Part(0, len(data), data),))]
+
+
+def for_torch(checkpoint: Checkpoint, options: WriteOptions, world: int) -> Checkpoint:
+    """The checkpoint as torch's own optimizers keep it: no masters beside the weights. Tells what is lost by that.
+
+    Findings go to `options.extra["findings"]`, if there.
+    """
+    found = options.extra.get("findings")
+    findings: list[Finding] = found if isinstance(found, list) else []
+    saved_by = checkpoint.topology.world if checkpoint.topology else 0
+    if options.extra.get("training") and checkpoint.rng is not None and saved_by > 1 and saved_by != world:
+        message = f"generators' states were saved by {saved_by} ranks; {world} ranks can't take them over"
+        findings.append(Finding("lossy", "warning", message, hint="they are written as they were"))
+    optimizer = checkpoint.optimizer
+    masters = optimizer.slots.get("master") if optimizer is not None else None
+    if optimizer is None or not masters:
+        return checkpoint
+    rounded = [n for n, t in masters.items() if n in checkpoint.weights and checkpoint.weights[n].dtype != t.dtype]
+    if rounded:
+        message = f"{len(rounded)} weights are written as the model computes with them; torch keeps no masters beside"
+        hint = "add --weights master to write the masters in their place"
+        findings.append(Finding("lossy", "warning", message, where=rounded[0], hint=hint))
+    slots = {slot: tensors for slot, tensors in optimizer.slots.items() if slot != "master"}
+    return replace(checkpoint, optimizer=replace(optimizer, slots=slots))
 
 
 def saved_object(checkpoint: Checkpoint, options: WriteOptions) -> dict[str, Any]:
