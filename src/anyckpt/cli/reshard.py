@@ -35,6 +35,10 @@ def megatron_options(function: Any) -> Any:
     """How a Megatron model spells its layers; both are what its own options are called."""
     for option in (
         click.option(
+            "--make-vocab-size-divisible-by", type=click.IntRange(1), metavar="N",
+            help="Megatron: pad the vocabulary to a multiple of N × TP, as the run will.",
+        ),
+        click.option(
             "--moe-grouped-gemm/--no-moe-grouped-gemm", default=None, help="Megatron: experts grouped, or one by one."
         ),
         click.option(
@@ -48,7 +52,7 @@ def megatron_options(function: Any) -> Any:
 
 def spelled(options: dict[str, Any]) -> dict[str, Any]:
     """The options that `megatron_options` added, as the writer takes them; those not given are left out."""
-    names = ("transformer_impl", "moe_grouped_gemm")
+    names = ("transformer_impl", "moe_grouped_gemm", "make_vocab_size_divisible_by")
     return {name: value for name in names if (value := options.pop(name)) is not None}
 
 

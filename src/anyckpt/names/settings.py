@@ -31,7 +31,7 @@ GPT2 = (
 )
 MIXTRAL = (Setting("num_local_experts", "num_experts", 8), Setting("num_experts_per_tok", "moe_router_topk", 2))
 QWEN_EXPERTS = (
-    Setting("num_experts", "num_experts", 128),
+    Setting("num_experts", "num_experts", 128, also="num_local_experts"),  # transformers 4 and 5
     Setting("num_experts_per_tok", "moe_router_topk", 8),
     Setting("moe_intermediate_size", "moe_ffn_hidden_size", 768),
 )
@@ -120,7 +120,7 @@ def hf_config(args: Mapping[str, Any], architecture: Architecture, *, n_tokens: 
         value = args.get(setting.megatron, DEFAULTS.get(setting.megatron))
         if value is None:
             raise UsageError(f"the options do not say {setting.megatron}, which {setting.hf} is made of")
-        config[setting.hf] = value
+        config |= {key: value for key in (setting.hf, setting.also) if key}
     n_heads, hidden = int(args["num_attention_heads"]), int(args["hidden_size"])
     config |= {
         "vocab_size": n_tokens, "tie_word_embeddings": not args.get("untie_embeddings_and_output_weights", False),
@@ -170,7 +170,7 @@ def megatron_arguments(config: Mapping[str, Any], architecture: Architecture) ->
     lost: list[str] = []
     args: dict[str, Any] = {k: v for k, v in {**DEFAULTS, **architecture.implied}.items() if v is not ...}
     for setting in architecture.settings:
-        value = config.get(setting.hf)
+        value = config.get(setting.hf, config.get(setting.also))
         args[setting.megatron] = setting.default if value is None else value
     missing = [k for k in ("num_layers", "hidden_size", "num_attention_heads") if args.get(k) is None]
     if missing:

@@ -21,6 +21,7 @@ from anyckpt.formats.hf.write import main_dtype
 from anyckpt.formats.megatron.fit import true_vocabulary
 from anyckpt.formats.megatron.parts import decays
 from anyckpt.formats.megatron.spelling import to_local
+from anyckpt.formats.megatron.spread import n_experts, n_layers
 from anyckpt.io import json
 from anyckpt.names import settings
 from anyckpt.names.arch import find
@@ -109,6 +110,9 @@ def from_hub(checkpoint: Checkpoint, options: Any, notes: list[Finding]) -> Chec
         args["untie_embeddings_and_output_weights"] = False
     elif not args["untie_embeddings_and_output_weights"]:
         weights.pop("output_layer.weight")
+    for said, counted in (("num_layers", n_layers(weights)), ("num_experts", n_experts(weights) or None)):
+        if args.get(said) != counted:
+            raise UsageError(f"config.json says {said} {args.get(said)}, the weights have {counted or 'none'}")
     args["vocab_size"] = weights[VOCABULARY[0]].shape[0]
     optimizer = _mapped_optimizer(checkpoint.optimizer, mapped)
     if optimizer is not None:

@@ -27,7 +27,7 @@ def fit(checkpoint: Checkpoint, options: WriteOptions) -> Checkpoint:
     """The checkpoint as it will be read again from what is written for `options.topology`.
 
     `options.extra`: `transformer_impl` ("local", "transformer_engine") and `moe_grouped_gemm` choose the spelling,
-    which otherwise stays; `findings` is given what the reader of the result should know.
+    which otherwise stays, `make_vocab_size_divisible_by` the padding; `findings` is given what the reader of the result should know.
     Raises UsageError where the layout makes no sense for the model.
     """
     args = dict(checkpoint.config or {})
@@ -45,7 +45,8 @@ def fit(checkpoint: Checkpoint, options: WriteOptions) -> Checkpoint:
             return dict(tensors)
         return respelled(tensors, engine=engine == "transformer_engine", grouped=grouped, names=checkpoint.weights)
 
-    n_rows, divisor = _vocabulary(checkpoint.weights, args, topology, saved, notes)
+    asked = options.extra.get("make_vocab_size_divisible_by")
+    n_rows, divisor = _vocabulary(checkpoint.weights, args, topology, saved, notes, asked)
 
     def padded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: _with_rows(name, tensor, n_rows) for name, tensor in tensors.items()}
@@ -94,17 +95,24 @@ def _respelled_optimizer(optimizer: Optimizer, spell: Any, padded: Any) -> Optim
 
 
 def _vocabulary(
-    weights: Mapping[str, Tensor], args: Mapping[str, Any], topology: Topology, saved: Topology, notes: list[Finding]
+    weights: Mapping[str, Tensor], args: Mapping[str, Any], topology: Topology, saved: Topology, notes: list[Finding],
+    asked: int | None,
 ) -> tuple[int, int]:
     """Rows of the vocabulary as it is written, and the divisor with which Megatron pads to as many.
 
-    Rows that are there are kept where they divide: padding rows take part in Megatron's softmax.
+    Rows that are there are kept where they divide: padding rows take part in Megatron's softmax. `asked`: a divisor
+    that the run will have; padding is then made as it makes it.
     """
     plain = to_local({name: t.shape[0] if t.ndim else 0 for name, t in weights.items()})
     n_rows = plain.get("embedding.word_embeddings.weight", 0)
     divisor = args.get("make_vocab_size_divisible_by")
     divisor = divisor if isinstance(divisor, int) and divisor > 0 else DIVISOR
     true = true_vocabulary(args, n_rows)
+    if asked:
+        rows = padded_vocab(true, asked, topology.tp)
+        if rows < n_rows:
+            notes.append(note("lossy", f"{n_rows - rows} padding rows of the vocabulary are left out"))
+        return rows, asked
     if "padded_vocab_size" not in args:  # of another family: padded for the first time
         return padded_vocab(n_rows, divisor, topology.tp), divisor
     rows = n_rows if n_rows % topology.tp == 0 else padded_vocab(n_rows, divisor, topology.tp)
@@ -136,9 +144,11 @@ def true_vocabulary(args: Mapping[str, Any], n_rows: int) -> int:
 
 
 def _with_rows(name: str, tensor: Tensor, n_rows: int) -> Tensor:
-    """A vocabulary's tensor with zeros for the rows that it lacks."""
-    if not name.endswith(_VOCABULARY) or not tensor.ndim or tensor.shape[0] >= n_rows or not n_rows:
+    """A vocabulary's tensor with zeros for the rows that it lacks, without those it has too many."""
+    if not name.endswith(_VOCABULARY) or not tensor.ndim or tensor.shape[0] == n_rows or not n_rows:
         return tensor
+    if tensor.shape[0] > n_rows:
+        return tensor[:n_rows]
     more = filled(tensor.dtype, (n_rows - tensor.shape[0], *tensor.shape[1:]), bytes(tensor.dtype.itemsize))
     return ops.concat((tensor, more), 0)
 

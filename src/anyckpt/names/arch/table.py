@@ -34,11 +34,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A property of a model in both configs: Hugging Face's key, Megatron's argument; `default`: without the key."""
+    """A property of a model in both configs: Hugging Face's key, Megatron's argument.
+
+    `default`: without the key. `also`: a second key for the same, of other releases.
+    """
 
     hf: str
     megatron: str
     default: Any = None
+    also: str = ""
 
 
 @dataclass(frozen=True, slots=True)
