@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import anyckpt
+from anyckpt.core import ops
 from anyckpt.core.box import Box
 from anyckpt.core.checkpoint import Checkpoint, Optimizer
 from anyckpt.core.dtypes import DTYPES
@@ -161,6 +162,22 @@ def test_what_is_written_for_any_world_reads_the_same(tmp_path: Path, world: int
     assert written.optimizer.groups == source.optimizer.groups
     assert (written.step, written.state) == (7, {"note": "kept"})
     assert anyckpt.verify(tmp_path / "out", deep=True).ok
+
+
+def test_masters_are_told_as_lost_or_written_in_place_of_the_weights(tmp_path: Path) -> None:
+    source = training(np.random.default_rng(0))
+    assert source.optimizer is not None
+    rounded = {n: ops.cast(t, DTYPES["bfloat16"]) for n, t in source.weights.items()}
+    optimizer_ = replace(source.optimizer, slots={**source.optimizer.slots, "master": source.weights})
+    mixed = replace(source, weights=rounded, optimizer=optimizer_)
+    done = convert(mixed, tmp_path / "compute", to="dcp", world=2)
+    assert [f.code for f in done.findings if f.severity == "warning"] == ["lossy"]
+    done = convert(mixed, tmp_path / "master", to="dcp", world=2, weights="master")
+    assert not done.findings
+    written = anyckpt.open(tmp_path / "master")
+    assert {n: t.tobytes() for n, t in written.weights.items()} == {n: t.tobytes() for n, t in source.weights.items()}
+    assert written.optimizer is not None
+    assert set(written.optimizer.slots) == {"exp_avg", "exp_avg_sq"}
 
 
 def test_parts_are_cut_as_torch_chunks_them(tmp_path: Path) -> None:

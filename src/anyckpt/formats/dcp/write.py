@@ -88,6 +88,7 @@ def write(checkpoint: Checkpoint, options: WriteOptions) -> list[FileLayout]:
     world = max(1, options.topology.world or options.topology.dp) if options.topology else 1
     if world > MAX_WORLD:
         raise UsageError(f"a world of {world:,} ranks is beyond {MAX_WORLD:,}")
+    checkpoint = for_torch(checkpoint, options, world)
     paths: dict[str, Path] = {}
     values: dict[str, Any] = {}
     for path, value in leaves(saved_object(checkpoint, options)):
