@@ -28,6 +28,7 @@ JUDGES: Mapping[str, str] = MappingProxyType(
         "lightning": "anyckpt.verbs.resume:lightning",
         "trainer": "anyckpt.verbs.resume:trainer",
         "deepspeed": "anyckpt.verbs.resume_deepspeed:deepspeed",
+        "megatron": "anyckpt.verbs.resume_megatron:megatron",
     }
 )
 """Loaded on first use."""
@@ -36,6 +37,7 @@ OWN: Mapping[str, str] = MappingProxyType(
     {
         "dcp": "fsdp", "ranks": "fsdp", "accelerate": "fsdp", "lightning-sharded": "lightning",
         "deepspeed": "deepspeed", "deepspeed-universal": "deepspeed",
+        "megatron": "megatron", "megatron-dist": "megatron",
     }
 )
 """Formats and the framework whose own they are; a family adds its rows."""

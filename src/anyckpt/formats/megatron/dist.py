@@ -129,7 +129,7 @@ def assemble(place: Place, found: folders.Found, stored: Stored, report: Report,
     return Checkpoint(
         format, str(place.path), weights, optimizer=optimizer, step=iteration,
         scheduler=common.get("opt_param_scheduler"), rng=rng or None, state=state, config=args or None,
-        topology=topology, facts={**stored.facts, **steps, "branch": branch, "imports": imports},
+        topology=topology, facts={**stored.facts, **steps, "param_state": _param_state(common), "branch": branch, "imports": imports},
     )  # fmt: skip
 
 
@@ -182,6 +182,15 @@ def _shaped(tensors: dict[str, Tensor], weights: Mapping[str, Tensor], report: R
             continue
         out[name] = tensor
     return out
+
+
+def _param_state(common: Mapping[str, Any]) -> str:
+    """How the distributed optimizer's state is stored, "" without one."""
+    content = common.get("content_metadata")
+    if isinstance(content, dict) and isinstance(content.get("distrib_optim_sharding_type"), str):
+        return str(content["distrib_optim_sharding_type"])
+    found = [e.get("param_state_sharding_type") for e in entries_of(common.get("optimizer")) if isinstance(e, dict)]
+    return next((kind for kind in found if isinstance(kind, str)), "")
 
 
 def has_common_step(saved: Any) -> bool:
