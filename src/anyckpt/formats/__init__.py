@@ -117,5 +117,8 @@ def _read_like(place: Place, report: Report, like: Checkpoint) -> Checkpoint:
 
 
 def _read(row: Format, source: File | Place, report: Report) -> Checkpoint:
+    from anyckpt.formats.deepspeed.placeholders import check as check_placeholders
+
     checkpoint: Checkpoint = row.load().read(source, report)
+    check_placeholders(checkpoint.weights, checkpoint.path, report)
     return replace(checkpoint, findings=tuple(report.findings), verdict=report.verdict)

@@ -150,6 +150,19 @@ def test_placeholders_without_the_optimizer_s_files_are_no_model(run3: Path, ope
     assert all(tensor.size for tensor in checkpoint.weights.values())
 
 
+def test_placeholders_saved_as_the_model_are_told(open_at: Open, lay_down: Callable[..., None], tmp_path: Path) -> None:
+    import numpy as np
+
+    from anyckpt.core.tensor import from_array
+    from anyckpt.formats.deepspeed.pickled import saved
+
+    empty = {f"layers.{i}.weight": from_array(np.zeros(0, np.float32)) for i in range(3)}
+    lay_down([saved("pytorch_model.bin", {**empty, "scale": from_array(np.ones(1, np.float32))})], tmp_path)
+    checkpoint = open_at(tmp_path / "pytorch_model.bin")
+    finding = next(f for f in checkpoint.findings if f.severity == "error")
+    assert finding.code == "incomplete" and "stage 3" in finding.message and "optim_states" in finding.hint
+
+
 def test_a_rank_s_file_of_another_step_is_an_error(run2: Path, zero3: Path, open_at: Open, tmp_path: Path) -> None:
     from anyckpt.verbs.reshard import reshard
 

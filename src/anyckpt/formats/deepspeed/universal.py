@@ -22,7 +22,7 @@ from anyckpt.core import ops
 from anyckpt.core.box import Shape
 from anyckpt.core.checkpoint import Checkpoint, Optimizer
 from anyckpt.core.layout import FileLayout
-from anyckpt.core.tensor import Tensor
+from anyckpt.core.tensor import Tensor, filled
 from anyckpt.core.topology import Topology
 from anyckpt.finding import Report
 from anyckpt.formats.deepspeed.around import with_surroundings
@@ -125,10 +125,18 @@ def _slots(
                 message = f"has {tensor.size:,} elements, the parameter {prod(shape):,}"
                 report.add("size-mismatch", message, where=printable(path))
                 continue
-            tensor = ops.reshape(tensor, shape) if tensor.size == prod(shape) else tensor
+            if tensor.size == prod(shape):
+                tensor = ops.reshape(tensor, shape)
+            elif mapping(value).get("vocab_tensor") and tensor.shape[1:] == shape[1:] and tensor.shape[0] < shape[0]:
+                tensor = _padded(tensor, shape)  # the padding of one rank's own model; loaders pad with zeros
         slots.setdefault("master" if slot == "fp32" else slot, {})[name] = tensor
     order = {name: i for i, name in enumerate(shapes)}
     return {slot: dict(sorted(found.items(), key=lambda item: order[item[0]])) for slot, found in slots.items()}
+
+
+def _padded(tensor: Tensor, shape: Shape) -> Tensor:
+    rows = (shape[0] - tensor.shape[0], *shape[1:])
+    return ops.concat([tensor, filled(tensor.dtype, rows, bytes(tensor.dtype.itemsize))], 0)
 
 
 def _is_full(tensor: Tensor, local: Shape) -> bool:
