@@ -13,9 +13,11 @@ from anyckpt.core.checkpoint import Asset, Checkpoint
 from anyckpt.core.ggml.op import dequantize
 from anyckpt.core.ggml.types import BLOCK_TYPES
 from anyckpt.core.tensor import Tensor
+from anyckpt.finding import Finding
 from anyckpt.formats.gguf import config as configs
 from anyckpt.formats.gguf.kv import Metadata
 from anyckpt.formats.gguf.tokens import tokenizer_files
+from anyckpt.io.paths import printable
 from anyckpt.io.view import MemoryFile
 from anyckpt.names.arch import find
 
@@ -47,10 +49,15 @@ def to_hub(checkpoint: Checkpoint) -> Checkpoint:
     settings["dtype"] = dtype
     files = tokenizer_files(metadata)
     assets = tuple(Asset(name, MemoryFile(name, data)) for name, data in files.items())
+    findings = checkpoint.findings
+    if not files and "tokenizer.ggml.tokens" in metadata:
+        kind = "/".join(str(metadata.get(f"tokenizer.ggml.{key}", "default")) for key in ("model", "pre"))
+        message = f"the tokenizer is left out: how one of the kind {printable(kind)} cuts text is not known here"
+        findings = (*findings, Finding("lossy", "warning", message, hint="take it from the model's own folder"))
     aliases = _tied(found.tensors, settings)
     return replace(
         checkpoint, weights={**found.tensors, **{a: found.tensors[b] for a, b in aliases.items()}}, aliases=aliases,
-        config=settings, assets=assets, format="hf",
+        config=settings, assets=assets, format="hf", findings=findings,
     )  # fmt: skip
 
 

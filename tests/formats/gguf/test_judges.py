@@ -126,7 +126,7 @@ def test_the_tokenizer_that_comes_back_gives_the_same_ids(name: str, official: P
     anyckpt.convert(official / name / "model.gguf", tmp_path / "hf", to="hf")
     theirs = AutoTokenizer.from_pretrained(official / name / "hf")
     ours = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    # transformers' class for Llama puts a space before the first word only, that for Mistral before all; GGUF has one name
+    # transformers' class for Llama puts a space before the first word only, that for Mistral before all
     for text in TEXTS if name != "mistral" else TEXTS[:4]:
         assert ours(text)["input_ids"] == theirs(text)["input_ids"], text
     assert ours.eos_token == theirs.eos_token

@@ -8,6 +8,7 @@ two switches, and tokenizer.json says those outright: they are compared here. So
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 LLAMA3 = (
@@ -49,23 +50,59 @@ KNOWN: tuple[tuple[str, Steps, bool | None], ...] = (
     ("deepseek-coder", ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGITS), None),
     ("gpt-2", (BYTE_LEVEL,), None),
     ("starcoder", (DIGITS, BYTE_LEVEL), None),
+    ("smollm", (DIGITS, BYTE_LEVEL), None),
 )
-CHOICES = (
-    *(name for name, _, _ in KNOWN),
-    "default",
-    "falcon",
-    "command-r",
-    "smollm",
-    "deepseek-llm",
-    "mpt",
-    "bloom",
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+ONLY_READ: Mapping[str, Steps] = MappingProxyType(
+    {
+        "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+        "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"),
+        **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), (BLOOM,)), "viking": (BLOOM, r"\p{N}"),
+    }
+)  # fmt: skip
+"""Names whose tokenizer.json spells its steps otherwise; these expressions cut as llama.cpp does."""
+ALSO_CALLED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys("llama3 llama-v3 falcon3 falcon-h1 midm-2.0 lfm2 jina-v5-nano glm4 glm5".split(), "llama-bpe"),
+        **dict.fromkeys("smaug-bpe chatglm-bpe".split(), "dbrx"),
+        **dict.fromkeys("hunyuan-dense joyai-llm hy_v4".split(), "deepseek-v3"),
+        **dict.fromkeys("refact command-r codeshell exaone minerva-7b mellum2".split(), "starcoder"),
+        **dict.fromkeys(
+            "phi-2 jina-es jina-de jina-v1-en jina-v2-code jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert "
+            "mpt olmo jais trillion granite-docling roberta-bpe exaone4".split(),
+            "gpt-2",
+        ),
+        **dict.fromkeys(
+            "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2".split(), "qwen2"
+        ),
+        **dict.fromkeys("llama4 kanana2 talkie minimax-m2".split(), "gpt-4o"),
+    }
 )
+"""Names that cut as another does."""
+ADDS_BOS = frozenset(("llama-bpe", "pixtral"))
+"""Names with which llama.cpp begins a text with BOS where no key says otherwise."""
+CHOICES = (*(name for name, _, _ in KNOWN), *ONLY_READ, *ALSO_CALLED)
 WORDPIECE = "jina-v2-en"
 """What the converter's table gives for uncased BERT vocabularies; llama.cpp does not use it for WordPiece."""
 
 
-def name_of(tokenizer: Mapping[str, Any]) -> str:
-    """The name for a tokenizer.json, "" where its steps are none of those known.
+def canonical(name: str) -> str:
+    """The name in `KNOWN` or `ONLY_READ` that cuts as `name` does; "" where none of them does."""
+    name = ALSO_CALLED.get(name, name)
+    return name if name in ONLY_READ or any(name == known for known, _, _ in KNOWN) else ""
+
+
+def steps_of(name: str) -> tuple[Steps, bool]:
+    """(steps, ignore_merges) of a canonical name."""
+    if name in ONLY_READ:
+        return ONLY_READ[name], False
+    return next((steps, bool(ignore)) for known, steps, ignore in KNOWN if known == name)
+
+
+def name_of(tokenizer: Mapping[str, Any], *, cleans_spaces: bool = True) -> str:
+    """The name for a tokenizer.json, "" where its steps are none of those known. `cleans_spaces`: the setting
+    clean_up_tokenization_spaces, which tells two names apart that cut alike.
 
     >>> name_of({"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel", "use_regex": True}})
     'gpt-2'
@@ -77,7 +114,7 @@ def name_of(tokenizer: Mapping[str, Any]) -> str:
     merges = bool(model.get("ignore_merges"))
     for name, wanted, ignore in KNOWN:
         if steps == wanted and ignore in (None, merges):
-            return name
+            return "smollm" if name == "starcoder" and not cleans_spaces else name
     return ""
 
 

@@ -31,7 +31,7 @@ def tokenizer_files(metadata: Metadata) -> dict[str, bytes]:
     """
     model = metadata.get("tokenizer.ggml.model")
     makers = {"llama": _sentencepiece, "gpt2": _byte_level, "bert": _wordpiece}
-    if model not in makers or "tokenizer.ggml.tokens" not in metadata:
+    if model not in makers or "tokenizer.ggml.tokens" not in metadata or (model == "gpt2" and not _pre_name(metadata)):
         return {}
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     found = metadata.get("tokenizer.ggml.token_type")
@@ -95,9 +95,10 @@ def _config(metadata: Metadata, tokens: Sequence[str], model: str) -> dict[str, 
     if model == "gpt2":
         classes["gpt2"] = "PreTrainedTokenizerFast"
     out: dict[str, Any] = {"tokenizer_class": classes[model]}
+    if model == "gpt2" and _pre_name(metadata) == "smollm":
+        out["clean_up_tokenization_spaces"] = False
     special = _special(metadata, tokens)
     if model == "bert":
-        special = {"unk" if k == "unk" else k: v for k, v in special.items()}
         special["cls"] = special.pop("bos", "[CLS]")
         special["sep"] = special.get("sep", special.pop("eos", "[SEP]"))
         special.pop("eos", None)
@@ -117,10 +118,19 @@ def _config(metadata: Metadata, tokens: Sequence[str], model: str) -> dict[str, 
     return out
 
 
+def _pre_name(metadata: Metadata) -> str:
+    return pre.canonical(str(metadata.get("tokenizer.ggml.pre", "default")))
+
+
+def _adds_bos(metadata: Metadata, model: str) -> bool:
+    """What llama.cpp does where no key says."""
+    return model == "llama" or (model == "gpt2" and _pre_name(metadata) in pre.ADDS_BOS)
+
+
 def _template(metadata: Metadata, tokens: Sequence[str], model: str) -> dict[str, Any] | None:
     """What is put before and behind a text."""
     special = _special(metadata, tokens)
-    before = special.get("bos") if metadata.get("tokenizer.ggml.add_bos_token") else None
+    before = special.get("bos") if metadata.get("tokenizer.ggml.add_bos_token", _adds_bos(metadata, model)) else None
     after = special.get("sep", special.get("eos")) if model == "bert" else special.get("eos")
     after = after if metadata.get("tokenizer.ggml.add_eos_token") or model == "bert" else None
     if model == "bert":
@@ -143,8 +153,8 @@ def _template(metadata: Metadata, tokens: Sequence[str], model: str) -> dict[str
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], kinds: list[int]) -> tuple[dict[str, Any], list[str]]:
-    name = metadata.get("tokenizer.ggml.pre", "default")
-    steps, ignore = next(((s, i) for n, s, i in pre.KNOWN if n == name), ((pre.BYTE_LEVEL,), None))
+    name = _pre_name(metadata)
+    steps, ignore = pre.steps_of(name)
     parts: list[dict[str, Any]] = []
     for step in steps:
         if step == pre.DIGITS:
@@ -163,7 +173,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], kinds: list[int]) -> tupl
         "model": {
             "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "fuse_unk": False, "byte_fallback": False, "ignore_merges": bool(ignore), "vocab": vocabulary,
+            "fuse_unk": False, "byte_fallback": False, "ignore_merges": ignore, "vocab": vocabulary,
             "merges": merges,
         },
     }, tokens  # fmt: skip

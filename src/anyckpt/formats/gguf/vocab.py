@@ -194,8 +194,9 @@ def _tokens(config: Config, tokenizer: Config, files: Files) -> tuple[list[str],
     return tokens, kinds
 
 
-def _pre(tokenizer: Config, pre_name: str | None) -> str:
-    found = pre_name or pre.name_of(tokenizer)
+def _pre(files: Files, tokenizer: Config, pre_name: str | None) -> str:
+    cleans = files.table("tokenizer_config.json").get("clean_up_tokenization_spaces") is not False
+    found = pre_name or pre.name_of(tokenizer, cleans_spaces=cleans)
     if not found:
         raise UsageError(
             "how this tokenizer cuts text into words is none of the ways that are known",
@@ -206,7 +207,7 @@ def _pre(tokenizer: Config, pre_name: str | None) -> str:
 
 def _byte_level(config: Config, files: Files, tokenizer: Config, pre_name: str | None) -> dict[str, Field]:
     tokens, kinds = _tokens(config, tokenizer, files)
-    out = _head("gpt2", _pre(tokenizer, pre_name), tokens)
+    out = _head("gpt2", _pre(files, tokenizer, pre_name), tokens)
     out["tokenizer.ggml.token_type"] = kv.array(I32, kinds)
     return {**out, **special.keys(files, with_merges=True)}
 
@@ -218,7 +219,7 @@ def _wordpiece(config: Config, files: Files, tokenizer: Config, pre_name: str | 
         for token, kind in zip(tokens, kinds)
     ]
     out = {"tokenizer.ggml.token_type_count": kv.u32(config.get("type_vocab_size", 1))}
-    out |= _head("bert", _pre(tokenizer, pre_name), spelled)
+    out |= _head("bert", _pre(files, tokenizer, pre_name), spelled)
     out["tokenizer.ggml.token_type"] = kv.array(I32, kinds)
     return {**out, **special.keys(files, n_vocab=len(tokens))}
 
