@@ -15,7 +15,7 @@ from anyckpt.cli.output import plain
 ARRAYS = {"a.weight": np.ones((2, 3), np.float32), "a.bias": np.zeros(3, np.float32)}
 FIELDS = {
     "inspect": "path format title container ok verdict findings training model parameters tensors bytes dtypes step "
-    "epoch optimizer scheduler rng state topology ties prefixes framework assets loading tree next",
+    "epoch optimizer scheduler rng state topology resume ties prefixes framework about assets loading tree next",
     "verify": "path format ok verdict findings suppressed deep tensors bytes_read seconds",
     "scan": "path verdict counts files",
     "identify": "paths",
