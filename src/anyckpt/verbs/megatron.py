@@ -158,8 +158,10 @@ def _regrouped(optimizer: Optimizer, weights: Mapping[str, Tensor]) -> tuple[Map
     groups = []
     for wd_mult in (1.0, 0.0):
         own = [n for n, t in weights.items() if decays(n, t.ndim) == bool(wd_mult)]
-        groups.append({**first, "wd_mult": wd_mult, "lr_mult": 1.0, "weight_decay": decay * wd_mult,
-                       "is_expert_parallel": False, "is_decoupled_lr": False, "params": own})  # fmt: skip
+        groups.append({
+            **first, "wd_mult": wd_mult, "lr_mult": 1.0, "weight_decay": decay * wd_mult, "is_expert_parallel": False,
+            "is_decoupled_lr": False, "default_config": True, "max_lr": first.get("lr"), "min_lr": 0.0, "params": own,
+        })  # fmt: skip
     return tuple(groups)
 
 

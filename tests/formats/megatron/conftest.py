@@ -91,14 +91,19 @@ def _half(tensor: Tensor) -> Tensor:
     return from_array(tensor.numpy().astype(ml_dtypes.bfloat16))
 
 
-def same(a: Checkpoint, b: Checkpoint) -> None:
-    """Weights and every slot but the step are equal, bit for bit."""
-    pairs: list[tuple[Any, Any]] = [(a.weights, b.weights)]
-    assert a.optimizer is not None and b.optimizer is not None
-    slots = (a.optimizer.slots.keys() | b.optimizer.slots.keys()) - {"step"}
-    pairs += [(a.optimizer.slots.get(slot, {}), b.optimizer.slots.get(slot, {})) for slot in sorted(slots)]
-    for one, other in pairs:
-        assert one.keys() == other.keys()
-        for name in one:
-            assert (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape), name
-            assert one[name].tobytes() == other[name].tobytes(), name
+@pytest.fixture(scope="session")
+def same() -> Callable[[Checkpoint, Checkpoint], None]:
+    """Asserts that weights and every slot but the step are equal, bit for bit."""
+
+    def compare(a: Checkpoint, b: Checkpoint) -> None:
+        pairs: list[tuple[Any, Any]] = [(a.weights, b.weights)]
+        assert a.optimizer is not None and b.optimizer is not None
+        slots = (a.optimizer.slots.keys() | b.optimizer.slots.keys()) - {"step"}
+        pairs += [(a.optimizer.slots.get(slot, {}), b.optimizer.slots.get(slot, {})) for slot in sorted(slots)]
+        for one, other in pairs:
+            assert one.keys() == other.keys()
+            for name in one:
+                assert (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape), name
+                assert one[name].tobytes() == other[name].tobytes(), name
+
+    return compare

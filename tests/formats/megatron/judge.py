@@ -81,7 +81,7 @@ def run(job: dict[str, Any], rank: int, world: int) -> None:
     register_safe_globals()
     mpu.initialize_model_parallel(
         job["tp"], job["pp"], expert_model_parallel_size=job["ep"],
-        expert_tensor_parallel_size=job["etp"], create_gloo_process_groups=False,
+        expert_tensor_parallel_size=job["etp"],
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     root = Path(job["checkpoint"])
@@ -90,13 +90,13 @@ def run(job: dict[str, Any], rank: int, world: int) -> None:
     ) else root / "release"
     args = read_args(folder, job["form"])
     model = build(args, job)
-    optimizer = build_optimizer(model, args) if job.get("steps") else None
+    trained, optimizer = build_optimizer(model, args) if job.get("steps") else (None, None)
     load(folder, job["form"], model, optimizer, args, job)
     tokens = torch.tensor(job["tokens"])
-    logits = forward(model, tokens[:, :-1])
+    logits = None if job.get("steps") else forward(model, tokens[:, :-1])  # a trained head's stay on their ranks
     losses = []
     for _ in range(job.get("steps", 0)):
-        losses.append(train_step(model, optimizer, tokens))
+        losses.append(train_step(trained, optimizer, tokens))
     if mpu.is_pipeline_last_stage() and mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_data_parallel_rank() == 0:
         torch.save({"logits": logits, "losses": losses}, job["out"])
     dist.barrier()
@@ -138,7 +138,7 @@ def build(args: Any, job: dict[str, Any]) -> Any:
     )
     return GPTModel(
         config, spec, args.padded_vocab_size, args.max_position_embeddings,
-        pre_process=mpu.is_pipeline_first_stage(), post_process=mpu.is_pipeline_last_stage(), parallel_output=False,
+        pre_process=mpu.is_pipeline_first_stage(), post_process=mpu.is_pipeline_last_stage(), parallel_output=bool(job.get("steps")),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type, rotary_base=int(args.rotary_base or 10000),
         rope_scaling=bool(getattr(args, "use_rope_scaling", False)),
@@ -146,16 +146,17 @@ def build(args: Any, job: dict[str, Any]) -> Any:
     ).to(dtype)
 
 
-def build_optimizer(model: Any, args: Any) -> Any:
+def build_optimizer(model: Any, args: Any) -> tuple[Any, Any]:
+    """The model as Megatron trains it, and its optimizer."""
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     config = OptimizerConfig(
-        optimizer="adam", lr=args.lr, min_lr=args.lr, weight_decay=args.weight_decay, bf16=args.bf16,
-        params_dtype=args.params_dtype, adam_beta1=args.adam_beta1, adam_beta2=args.adam_beta2, adam_eps=args.adam_eps,
+        optimizer="adam", lr=1e-2, min_lr=1e-2, weight_decay=0.0, bf16=args.bf16, params_dtype=args.params_dtype,
         clip_grad=0.0, use_distributed_optimizer=False,
     )
-    model.ddp_config = None
-    return get_megatron_optimizer(config, [model])
+    trained = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
+    return trained, get_megatron_optimizer(config, [trained])
 
 
 def load(folder: Path, form: str, model: Any, optimizer: Any, args: Any, job: dict[str, Any]) -> None:
@@ -205,11 +206,11 @@ def train_step(model: Any, optimizer: Any, tokens: torch.Tensor) -> float:
     n, length = inputs.shape
     positions = torch.arange(length).expand(n, length)
     mask = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    model.zero_grad_buffer()
     optimizer.zero_grad()
     loss = model(inputs, positions, mask, labels=labels).float().mean()
     loss.backward()
-    for parameter in model.parameters():
-        parameter.main_grad = None if parameter.grad is None else parameter.grad.float()
+    model.finish_grad_sync()
     optimizer.step()
     return float(loss)
 
