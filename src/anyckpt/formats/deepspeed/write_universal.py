@@ -20,15 +20,8 @@ from anyckpt.finding import Finding
 from anyckpt.formats.deepspeed import pickled
 from anyckpt.formats.deepspeed.prepared import Prepared, prepare
 from anyckpt.formats.deepspeed.tensor_parallel import without_padding
-from anyckpt.formats.deepspeed.write_zero import (
-    Universe,
-    clip_grad,
-    companions,
-    literal,
-    model_state,
-    options_for,
-    version,
-)
+from anyckpt.formats.deepspeed.write_model import Universe, model_state, version
+from anyckpt.formats.deepspeed.write_zero import clip_grad, companions, literal, options_for
 from anyckpt.formats.table import WriteOptions
 from anyckpt.pickle.reduce import Call, Name
 
