@@ -10,7 +10,7 @@ Covers what transformers, diffusers (one component), Accelerate's save_state and
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anyckpt.core.checkpoint import Checkpoint
@@ -19,6 +19,7 @@ from anyckpt.finding import Report, fail
 from anyckpt.formats import manifests, of_file
 from anyckpt.formats.hf import beside as others
 from anyckpt.formats.hf.join import Joined, join
+from anyckpt.formats.hf.order import order_of
 from anyckpt.formats.hf.sets import STEMS, WeightSet, find_sets
 from anyckpt.formats.hf.ties import declared_ties
 from anyckpt.formats.hf.write import write
@@ -50,7 +51,14 @@ def read(place: Place, report: Report) -> Checkpoint:
     return read_sets(place, find_sets(_own_names(place)), report)
 
 
-def read_sets(place: Place, sets: list[WeightSet], report: Report, *, format: str = "hf") -> Checkpoint:
+def read_like(place: Place, report: Report, like: Checkpoint) -> Checkpoint:
+    """As `read`; the order of parameters, which names an optimizer's numbers, is that of another checkpoint."""
+    return read_sets(place, find_sets(_own_names(place)), report, order=order_of(like))
+
+
+def read_sets(
+    place: Place, sets: list[WeightSet], report: Report, *, format: str = "hf", order: Sequence[str] = ()
+) -> Checkpoint:
     """Read the first of `sets`, tell of the others, and take up what lies beside."""
     report.extend(place.unreadable(OPENED))
     config = read_config(place, "config.json", report)
@@ -67,7 +75,7 @@ def read_sets(place: Place, sets: list[WeightSet], report: Report, *, format: st
     aliases = {**joined.aliases, **declared_ties(weights, config, report)}
     weights.tie({name: stored for name, stored in aliases.items() if name not in weights})
     listed = chosen.ending == "bin"  # state dicts are saved in the model's order, and cut into shards in that order
-    optimizer = others.optimizer_of(beside, weights, aliases, config, listed, report)
+    optimizer = others.optimizer_of(beside, weights, aliases, config, listed, report, order)
     step, epoch = others.step_of(beside, optimizer, report)
     if format == "hf":
         _check_whole(place, config, beside, report)

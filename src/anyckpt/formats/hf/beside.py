@@ -9,7 +9,7 @@ Every file that a loader would unpickle is judged, whatever it is called.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -156,21 +156,24 @@ def optimizer_of(
     config: Mapping[str, Any] | None,
     listed: bool,
     report: Report,
+    given: Sequence[str] = (),
 ) -> Optimizer | None:
     """The optimizer by parameter name. `listed`: the weights are in the model's order as they stand (.bin files are).
 
     Its numbers count along the model's parameters; where that order is known neither from the files nor from the
-    class of the model, names are given only where shapes leave no choice.
+    class of the model, names are given only where shapes leave no choice. `given`: a reference's order.
     """
     saved = {name: value for name, value in beside.of("optimizer").items() if is_optimizer(value)}
     if not saved:
         return None
     order = list(weights) if listed else in_model_order(weights, config)
+    if given:
+        order = [name for name in given if name in weights]
     where = next(iter(saved))
     if order is None:
         report.add(
             "inferred", "the order of the model's parameters is not known, so the optimizer's state keeps its numbers",
-            where=where,
+            where=where, hint="name a torch.save file of the same model: anyckpt convert PATH OUT --like MODEL",
         )
     ordered = {name: weights[name] for name in order or ()}
     return read_optimizer(saved.values(), ordered, report, aliases=aliases, where=where)

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from anyckpt.errors import UsageError
+
+if TYPE_CHECKING:
+    from anyckpt.core.checkpoint import Checkpoint
 
 _LLAMA = """
 embed_tokens
@@ -72,3 +77,20 @@ def in_model_order(names: Iterable[str], config: Mapping[str, Any] | None) -> li
         numbers = tuple(int(n) for n in _NUMBER.findall(name))
         keyed.append(((*outer, numbers, name.endswith("bias"), name), name))
     return [name for _, name in sorted(keyed)]
+
+
+def order_of(reference: Checkpoint) -> list[str]:
+    """The reference's tensors in its model's order, tied names once.
+
+    Raises UsageError where it lists them by name and its model's class is not known.
+    """
+    names = [name for name in reference.weights if name not in reference.aliases]
+    if reference.facts.get("container") != "safetensors":
+        return names
+    ordered = in_model_order(names, reference.config)
+    if ordered is None:
+        raise UsageError(
+            "the reference lists its tensors by name, and their order in the model is not known",
+            hint="name a reference that torch.save wrote (its order is the model's), or a JSON file {name: shape}",
+        )
+    return ordered

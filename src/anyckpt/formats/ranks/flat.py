@@ -26,7 +26,7 @@ from anyckpt.core.ops import reshape
 from anyckpt.core.tensor import Tensor
 from anyckpt.errors import UsageError
 from anyckpt.finding import Report, fail
-from anyckpt.formats.hf.order import in_model_order
+from anyckpt.formats.hf.order import order_of
 from anyckpt.formats.ranks.join import joined
 from anyckpt.formats.ranks.located import is_sharded, part_of
 from anyckpt.formats.torch.optimizer import is_optimizer
@@ -86,7 +86,7 @@ def unflattened(objects: Mapping[int, Any], like: Checkpoint, report: Report, wh
     dtype_bytes = next(v.dtype.itemsize for v in first.values() if is_sharded(v))
     world = max(part_of(first[key], 0).n_ranks for key in _flat_keys(first))
     pieces_named = _has_pieces(first, like)
-    parameters = _parameters(like, _buffer_names(states), report)
+    parameters = _parameters(like, _buffer_names(states))
     units = _units(first, parameters, world, dtype_bytes)
     flat = {unit.key: _buffers_of(unit, states) for unit in units}
     weights = SavedMapping()
@@ -128,18 +128,9 @@ def _clean(key: str) -> str:
     return key
 
 
-def _parameters(like: Checkpoint, buffer_names: set[str], report: Report) -> dict[str, Shape]:
+def _parameters(like: Checkpoint, buffer_names: set[str]) -> dict[str, Shape]:
     """The reference's parameters in the model's order."""
-    names = [n for n in like.weights if n not in like.aliases and n not in buffer_names]
-    if like.format in ("safetensors", "hf"):  # files of that kind are sorted by dtype and name
-        ordered = in_model_order(names, like.config)
-        if ordered is None:
-            raise UsageError(
-                "the reference lists its tensors by name, and their order in the model is not known",
-                hint="name a reference that torch.save wrote (its order is the model's), or a JSON file {name: shape}",
-            )
-        report.add("inferred", "the order of the parameters is that of the reference's model class")
-        names = ordered
+    names = [name for name in order_of(like) if name not in buffer_names]
     return {name: like.weights[name].shape for name in names}
 
 
