@@ -167,8 +167,33 @@ def joined(layout: Layout, index: int, buffers: Callable[[int], Tensor], shape: 
 
     Raises UsageError where a buffer is too short.
     """
-    parts = [run(buffers(f.rank), f.offset, f.length) for f in layout.of_parameter(index)]
+    fragments = layout.of_parameter(index)
+    pieces = _stored(fragments, buffers)
+    if pieces is not None:
+        return ops.reshape(Tensor(buffers(0).dtype, (layout.sizes[index],), pieces), shape)
+    parts = [run(buffers(f.rank), f.offset, f.length) for f in fragments]
     return ops.reshape(concatenated(parts, buffers(0)), shape)
+
+
+def _stored(fragments: Sequence[Fragment], buffers: Callable[[int], Tensor]) -> tuple[Piece, ...] | None:
+    """The fragments as pieces where every buffer is one span of a file, else None.
+
+    Made without the steps between, for there are as many fragments as ranks times parameters.
+    """
+    pieces = []
+    for f in fragments:
+        held = buffers(f.rank)
+        if held.op is not None or len(held.pieces) != 1:
+            return None
+        source, itemsize = held.pieces[0].source, held.dtype.itemsize
+        if not isinstance(source, Span) or held.pieces[0].strides is not None:
+            return None
+        offset, n_bytes = f.offset * itemsize, f.length * itemsize
+        if offset + n_bytes > source.length or held.dtype.block > 1:
+            return None
+        span = Span(source.file, source.offset + offset, n_bytes, source.swap)
+        pieces.append(Piece(span, None if len(fragments) == 1 else Box((f.start,), (f.start + f.length,))))
+    return tuple(pieces)
 
 
 def buffer(layout: Layout, rank: int, tensors: Sequence[Tensor], *, length: int | None = None) -> Tensor:

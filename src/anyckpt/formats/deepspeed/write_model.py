@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anyckpt.core.dtypes import DType
 from anyckpt.core.inert import Mapping as OrderedDict
 from anyckpt.core.layout import FileLayout
 from anyckpt.core.tensor import Tensor, filled
@@ -91,12 +92,13 @@ def module(universe: Universe, *, placeholders: bool) -> OrderedDict:
     """The module's state dict; of stage 3 with empty tensors for parameters."""
     prepared = universe.prepared
     out = OrderedDict()
+    empty: dict[DType, Tensor] = {}  # one record for all placeholders of a type
     for name, whole in prepared.weights.items():
         if experts.EXPERT.fullmatch(name) and prepared.topology.ep and "num_experts" in prepared.own:
             continue
         holder = prepared.aliases.get(name)
         if placeholders and name not in prepared.buffers:
-            out[name] = filled(whole.dtype, (0,), bytes(whole.dtype.itemsize))
+            out[name] = empty.setdefault(whole.dtype, filled(whole.dtype, (0,), bytes(whole.dtype.itemsize)))
         elif holder in out:
             out[name] = out[holder]
         else:
