@@ -92,14 +92,20 @@ def _start(entry: Any, shape: Shape) -> Shape | None:
 
 
 def _check_numbers(names: list[str], report: Report) -> int:
-    """Ranks by their numbers; one that is missing between others is told."""
-    ranks = {int(match[1]) for name in names if (match := SHARD.fullmatch(name))}
+    """Ranks count from 1, and each says how many files it wrote. Nothing tells whether the last rank is there."""
+    ranks: dict[int, tuple[int, set[int]]] = {}
+    for match in filter(None, map(SHARD.fullmatch, names)):
+        ranks.setdefault(int(match[1]), (int(match[3]), set()))[1].add(int(match[2]))
     lacking = [rank for rank in range(1, min(max(ranks), 100_000)) if rank not in ranks]
+    lacking += [rank for rank, (n, numbers) in ranks.items() if len(numbers) < n]
     if lacking:
         report.add(
-            "missing-shard", f"the files of rank {lacking[0] - 1} are not there, by the numbers of the others",
+            "missing-shard", f"files of rank {lacking[0] - 1} are not there, by the numbers of the others",
             where=names[0], hint="copy the files of every rank into one folder",
         )
+    report.add(
+        "inferred", "whole shapes are what the parts reach: that the last rank is there can't be told", where=names[-1]
+    )
     return max(ranks)
 
 
