@@ -37,7 +37,7 @@ def codes(read: Read) -> Callable[[Path], list[str]]:
     def codes(path: Path) -> list[str]:
         checkpoint, report = read(path)
         place = Place.at(path)
-        hook = getattr(formats.formats()[checkpoint.format].load(), "verify", None)
+        hook = getattr(formats.table.BUILT_IN[checkpoint.format].load(), "verify", None)
         if hook is not None:
             hook(place if place.is_folder else place.open(), checkpoint, report)
         return [finding.code for finding in report.findings]

@@ -22,7 +22,9 @@ from anyckpt.formats import of_file, read_file, yamled
 from anyckpt.formats.hf.order import in_model_order
 from anyckpt.formats.torch import archive as torch_archive
 from anyckpt.formats.torch import zip as torch_zip
-from anyckpt.formats.torch.optimizer import is_optimizer, last_step, read_optimizer
+from anyckpt.formats.torch.assign import candidates
+from anyckpt.formats.torch.module_order import order_by_shapes
+from anyckpt.formats.torch.optimizer import is_optimizer, last_step, read_optimizer, shapes_by_group
 from anyckpt.io.paths import printable
 from anyckpt.io.place import Place
 
@@ -161,7 +163,7 @@ def optimizer_of(
     """The optimizer by parameter name. `listed`: the weights are in the model's order as they stand (.bin files are).
 
     Its numbers count along the model's parameters; where that order is known neither from the files nor from the
-    class of the model, names are given only where shapes leave no choice. `given`: a reference's order.
+    class of the model, the likeliest that fits the shapes is taken and said to be so. `given`: a reference's order.
     """
     saved = {name: value for name, value in beside.of("optimizer").items() if is_optimizer(value)}
     if not saved:
@@ -170,6 +172,15 @@ def optimizer_of(
     if given:
         order = [name for name in given if name in weights]
     where = next(iter(saved))
+    if order is None:
+        shapes = shapes_by_group(saved.values())
+        order = order_by_shapes({c.name: c.shape for c in candidates(weights, aliases)}, shapes) if shapes else None
+        if order is not None:
+            report.add(
+                "ambiguous", "the optimizer's numbers were given names by shape and by the usual order of modules: the "
+                "files do not tell the model's own", where=where,
+                hint="to be sure, name a torch.save file of the same model: --like MODEL", severity="warning",
+            )  # fmt: skip
     if order is None:
         report.add(
             "inferred", "the order of the model's parameters is not known, so the optimizer's state keeps its numbers",

@@ -14,7 +14,6 @@ from anyckpt.core.tensor import Tensor
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import Report
 from anyckpt.formats import of_file, read_file, safetensors
-from anyckpt.formats.hf.pieces import join_pieces
 from anyckpt.formats.hf.sets import WeightSet
 from anyckpt.formats.safetensors import Row, Stored
 from anyckpt.io.bounds import byte_count
@@ -46,8 +45,6 @@ class Joined:
 
 def join(place: Place, found: WeightSet, report: Report) -> Joined:
     """Read the shards of a set. What is missing or does not fit goes to `report`."""
-    if found.by_rank:
-        return _of_ranks(place, found, report)
     index = _read_index(place, found.index, report) if found.index else None
     weight_map, total_size = index if index else ({}, None)
     files = _files(place, found, weight_map, index is not None, report)
@@ -64,11 +61,6 @@ def join(place: Place, found: WeightSet, report: Report) -> Joined:
     _check_dtypes(joined, report)
     _check_steps(joined, report)
     return joined
-
-
-def _of_ranks(place: Place, found: WeightSet, report: Report) -> Joined:
-    tensors, read = join_pieces(place, found, report)
-    return Joined(rows=dict(tensors), read=read, n_bytes=sum(tensor.nbytes for tensor in tensors.values()))
 
 
 def _read_index(place: Place, name: str, report: Report) -> tuple[dict[str, str], float | None] | None:

@@ -38,10 +38,7 @@ NOT_WEIGHTS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class WeightSet:
-    """One set of weights. `shards` maps number to file, 0 for a set in one file. `total` is the N of -of-N, or 0.
-
-    `by_rank`: each file holds one rank's boxes of the tensors (`pieces`), and not whole ones.
-    """
+    """One set of weights. `shards` maps number to file, 0 for a set in one file. `total` is the N of -of-N, or 0."""
 
     stem: str
     variant: str
@@ -49,14 +46,11 @@ class WeightSet:
     total: int
     shards: dict[int, str]
     index: str = ""
-    by_rank: bool = False
 
     @property
     def title(self) -> str:
         """What to call it in a message."""
         name = f"{self.stem}{self.variant}.{self.ending}"
-        if self.by_rank:
-            return f"boxes by rank in {len(self.shards):,} files"
         if self.total:
             return f"{name} in {self.total:,} shards"
         return next(iter(self.shards.values()), self.index or name)
@@ -73,25 +67,24 @@ class WeightSet:
         return [f"{head}{i:0{width}d}{tail}" for i in range(1, min(self.total, 100_000) + 1) if i not in self.shards]
 
     @property
-    def rank(self) -> tuple[bool, bool, int, bool, bool, int, str]:
+    def rank(self) -> tuple[bool, bool, int, bool, int, str]:
         """Order of preference, least first."""
         known = STEMS.index(self.stem) if self.stem in STEMS else len(STEMS)
         sharded = bool(self.total or self.index)
         ending = self.ending != "safetensors"
-        return (self.variant != "", ending, known, self.by_rank, sharded, -self.total, self.stem)
+        return (self.variant != "", ending, known, sharded, -self.total, self.stem)
 
 
 def find_sets(names: Iterable[str]) -> list[WeightSet]:
     """The sets of weights among the names of a folder's own files, the preferred one first."""
     found: dict[tuple[str, str, str, int], dict[int, str]] = {}
     indexes: dict[tuple[str, str, str], str] = {}
-    by_rank: dict[int, str] = {}
     for name in sorted(n for n in names if "/" not in n):
         if match := _INDEX.fullmatch(name):
             stem, variant = _split_variant(match["stem"], match["variant2"] or "")
             indexes[stem, variant, match["ending"]] = name
-        elif match := RANK_FILE.fullmatch(name):
-            by_rank[len(by_rank)] = name
+        elif RANK_FILE.fullmatch(name):
+            continue  # parts of tensors, one file a rank: `dcp.hf_storage`
         elif match := _SHARD.fullmatch(name):
             stem, variant = _split_variant(match["stem"], match["variant"] or "")
             found.setdefault((stem, variant, match["ending"], int(match["n"])), {})[int(match["i"])] = name
@@ -102,8 +95,6 @@ def find_sets(names: Iterable[str]) -> list[WeightSet]:
         for (stem, variant, ending, total), shards in sorted(found.items(), key=lambda item: -item[0][3])
     ]
     sets += [WeightSet(*key, 0, {}, index) for key, index in indexes.items()]
-    if by_rank:
-        sets.append(WeightSet("model", "", "safetensors", 0, by_rank, by_rank=True))
     return sorted(sets, key=lambda s: s.rank)
 
 

@@ -154,6 +154,20 @@ def read_optimizer(
     )
 
 
+def shapes_by_group(saved: Iterable[dict[Any, Any]]) -> list[list[Shape | None]] | None:
+    """For each group of state dicts that number their parameters, the parameters' shapes as their state tells them
+    (None: it tells nothing). None where any parameter has a name."""
+    shapes: list[list[Shape | None]] = []
+    for one in saved:
+        state = {_key(key): value for key, value in one["state"].items()}
+        for group in one["param_groups"]:
+            keys = [_key(key) for key in _list(group.get("params"))]
+            if "param_names" in group or not all(isinstance(key, int) for key in keys):
+                return None
+            shapes.append([_Parameter(0, str(key), None, _dict(state.get(key, {}))).shape() for key in keys])
+    return shapes
+
+
 def last_step(optimizer: Optimizer) -> int | None:
     """The number of steps taken, from the first few per-parameter counts; None where none is stored."""
     steps = [t for t in optimizer.slots.get("step", {}).values() if t.size == 1 and t.is_stored][:4]
