@@ -1,15 +1,16 @@
 # make demo    install, then take a real training checkpoint through: look, verify, convert, prove
 # make test    everything: lint, types, all tests, with the real frameworks as judges
 # make quick   two minutes, no frameworks
-# make bench   what it costs beside a durable cp (needs about 15 GB of disk; BENCH="--sizes 1" for less)
+# make bench   what it costs beside a durable cp (about 20 GB of disk, an hour; FAMILIES="foundation dcp" for a part)
 # make lint    ruff and mypy
 #
-# Each needs only Python >= 3.10 with venv, and pip. Variables: PYTHON, VENV, PYTEST, BENCH.
+# Each needs only Python >= 3.10 with venv, and pip. Variables: PYTHON, VENV, PYTEST, FAMILIES, BENCH.
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo "$$python" && break; done)
 VENV ?= .venv
 PYTEST ?=
+FAMILIES ?= foundation dcp deepspeed megatron gguf
 BENCH ?=
 
 PY := $(VENV)/bin/python
@@ -46,7 +47,9 @@ lint: $(VENV)/.has-test
 	$(PY) -m mypy
 
 bench: $(VENV)/.has-bench
-	$(PY) benchmarks/foundation.py $(BENCH)
+	@for family in $(FAMILIES); do \
+		echo "== $$family"; $(PY) benchmarks/$$family.py $(BENCH) || failed="$$failed $$family"; done; \
+	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
 
 clean:
 	rm -rf demo-out bench-out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
