@@ -25,7 +25,7 @@ def test_the_readme_shows_the_matrix_as_it_is() -> None:
 def test_every_row_has_what_it_claims(row: Format) -> None:
     module = row.load()
     assert callable(module.matches)
-    assert callable(module.read)
+    assert hasattr(module, "read") == ("read as" not in row.title)
     assert bool(row.writes) == hasattr(module, "write"), f"{row.name}: writes={row.writes!r}"
 
 

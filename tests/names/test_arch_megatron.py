@@ -34,7 +34,7 @@ def weights_of(table: Architecture, heads: int, groups: int, size: int, ranks: i
                 name = pattern.replace("{layer}", "0").replace("{expert}", str(expert))
                 module, _, leaf = name.rpartition(".")
                 module = module.rpartition(".")[2]
-                out_rows = rows.get(module) or {"gate_proj": ffn, "up_proj": ffn, "w1": ffn, "w3": ffn}.get(module, hidden)
+                out_rows = rows.get(module) or (ffn if module in ("gate_proj", "up_proj", "w1", "w3") else hidden)
                 columns = ffn if module in ("down_proj", "w2") else hidden
                 shape: tuple[int, ...] = (out_rows, columns) if leaf == "weight" else (out_rows,)
                 if module in ("embed_tokens", "lm_head", "wte"):

@@ -17,7 +17,8 @@ import numpy as np
 from anyckpt.core import kernels
 from anyckpt.core.box import Box, Shape, boxes_of_range, c_strides, flat_start, intersect, runs, whole
 from anyckpt.core.dtypes import DTYPES, DType
-from anyckpt.core.tensor import Tensor, stored_shape
+from anyckpt.core.source import Foreign
+from anyckpt.core.tensor import Piece, Tensor, stored_shape
 from anyckpt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -402,7 +403,14 @@ def reshape(t: Tensor, shape: Shape) -> Tensor:
     """The same elements under another shape of as many elements."""
     if prod(shape) != t.size:
         raise UsageError(f"can't shape {t!r} as {list(shape)}")
-    return t if shape == t.shape else Tensor(t.dtype, shape, op=Reshape(t, shape))
+    if shape == t.shape:
+        return t
+    if t.op is None and len(t.pieces) == 1 and t.dtype.block == 1:
+        piece = t.pieces[0]  # stored in C order, it is stored so under any shape
+        in_order = piece.strides is None and piece.box in (None, whole(t.shape))
+        if in_order and not isinstance(piece.source, Foreign):
+            return Tensor(t.dtype, shape, (Piece(piece.source),))
+    return Tensor(t.dtype, shape, op=Reshape(t, shape))
 
 
 def permute(t: Tensor, axes: Shape) -> Tensor:

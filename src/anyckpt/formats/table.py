@@ -81,7 +81,7 @@ class WriteOptions:
 
 ZIP = ((0, b"PK\x03\x04"),)
 PICKLE = tuple((0, bytes([0x80, protocol])) for protocol in (2, 3, 4, 5))
-TORCH_STREAM = (*PICKLE, (0, b"L119547037146038801333356L"))  # the last: torch's magic number in pickle protocols 0 and 1
+TORCH_STREAM = (*PICKLE, (0, b"L119547037146038801333356L"))  # the last: torch's magic number in protocols 0 and 1
 
 TORCH_NAMES = (".pt", ".pth", ".bin", ".ckpt")
 
@@ -117,7 +117,8 @@ ROWS: tuple[Format, ...] = (
            members=("mp_rank_*/*", "*/mp_rank_*/*", "model_optim_rng.pt"), writes="folder", training=True,
            official="save_checkpoint with --ckpt-format torch"),
     Format("deepspeed-universal", "anyckpt.formats.deepspeed.universal", "DeepSpeed universal", "folder",
-           members=("zero/*",), writes="folder", training=True, official="python -m deepspeed.checkpoint.ds_to_universal"),
+           members=("zero/*", "*/zero/*"), writes="folder", training=True,
+           official="python -m deepspeed.checkpoint.ds_to_universal"),
     Format("deepspeed", "anyckpt.formats.deepspeed", "DeepSpeed", "folder",
            members=("*_states.pt", "*optim_states.pt", "*/zero/optimizer_state.pt"), writes="folder", training=True,
            official="engine.save_checkpoint(folder)"),

@@ -12,9 +12,11 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 
 from anyckpt.core.box import Box
 from anyckpt.core.layout import Checksum, FileLayout, Part
+from anyckpt.core.ops import Concat, Reshape
 from anyckpt.core.source import File, Fill, Inline, Span
 from anyckpt.core.tensor import Tensor
 from anyckpt.plan.lower import compute_boxes, memory_needed, stored_runs, stored_whole
@@ -175,10 +177,30 @@ def _tensor_segments(part: Part, tensor: Tensor, share: int) -> Iterator[Segment
                 yield Repeat(offset, source)
             offset += source.length
         return
+    parts = list(_in_order(tensor))
+    if len(parts) > 1:  # most of a flat buffer is stored runs, though some of it has to be put together
+        for inner in parts:
+            yield from _tensor_segments(Part(offset, inner.nbytes, inner), inner, share)
+            offset += inner.nbytes
+        return
+    tensor = parts[0]
     for box in compute_boxes(tensor, share, COMPUTE_BYTES):
         length = _box_bytes(tensor, box)
         yield Compute(offset, length, tensor, box)
         offset += length
+
+
+def _in_order(tensor: Tensor) -> Iterator[Tensor]:
+    """Tensors whose bytes in C order, one after the other, are those of `tensor`."""
+    while isinstance(tensor.op, Reshape) and tensor.dtype.block == 1:
+        tensor = tensor.op.input
+    op = tensor.op
+    if isinstance(op, Concat) and tensor.dtype.block == 1 and prod(tensor.shape[: op.axis]) == 1:
+        for part in op.parts:
+            if part.size:
+                yield from _in_order(part)
+    else:
+        yield tensor
 
 
 def _box_bytes(tensor: Tensor, box: Box) -> int:

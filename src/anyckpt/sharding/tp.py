@@ -18,6 +18,7 @@ from typing import Literal
 from anyckpt.core import ops
 from anyckpt.core.tensor import Tensor
 from anyckpt.errors import UsageError
+from anyckpt.sharding.flat import run
 
 Partition = Literal[
     "replicated", "column", "row", "vocab", "qkv", "gate_up", "expert_column", "expert_gate_up", "expert_row"
@@ -64,6 +65,9 @@ def even_parts(tensor: Tensor, axis: int, n_parts: int) -> list[Tensor]:
     if size % n_parts:
         raise UsageError(f"an axis of {size:,} can't be cut into {n_parts} equal parts")
     step = size // n_parts
+    if axis == 0 and tensor.dtype.block == 1:  # consecutive elements: pointed at where they lie
+        n, shape = tensor.size // n_parts, (step, *tensor.shape[1:])
+        return [ops.reshape(run(tensor, i * n, n), shape) for i in range(n_parts)]
     lead = (slice(None),) * axis
     cuts = [(*lead, slice(i * step, (i + 1) * step)) for i in range(n_parts)]
     return [tensor[cut] for cut in cuts]

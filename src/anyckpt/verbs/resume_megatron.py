@@ -1,8 +1,8 @@
 """Whether Megatron can train on from a checkpoint at a layout (`--for "megatron tp=4 pp=2"`), and which layouts divide.
 
 Legacy folders are one file a rank: `load_checkpoint` takes them at the TP, PP and EP that saved them, at any DP.
-`torch_dist` loads at any layout, but for optimizer state in flat buckets (`dp_reshardable`, the default since core 0.15),
-which follows a change of DP alone (megatron/training/checkpointing.py of 0.16, `load_checkpoint`).
+`torch_dist` loads at any layout, but for optimizer state in flat buckets (`dp_reshardable`, the default since core
+0.15), which follows a change of DP alone (megatron/training/checkpointing.py of 0.16, `load_checkpoint`).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def real() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def model() -> Callable[..., Checkpoint]:
-    """A llama-like checkpoint with its optimizer: `layers`, `experts`, `bf16` weights with masters, `flat` optimizer."""
+    """A llama-like checkpoint with its optimizer: `layers`, `experts`, `bf16` with masters, `flat` optimizer."""
 
     def make(
         *, layers: int = 4, experts: int = 0, bf16: bool = False, flat: bool = False, tied: bool = False

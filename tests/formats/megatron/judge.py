@@ -138,7 +138,8 @@ def build(args: Any, job: dict[str, Any]) -> Any:
     )
     return GPTModel(
         config, spec, args.padded_vocab_size, args.max_position_embeddings,
-        pre_process=mpu.is_pipeline_first_stage(), post_process=mpu.is_pipeline_last_stage(), parallel_output=bool(job.get("steps")),
+        pre_process=mpu.is_pipeline_first_stage(), post_process=mpu.is_pipeline_last_stage(),
+        parallel_output=bool(job.get("steps")),
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type, rotary_base=int(args.rotary_base or 10000),
         rope_scaling=bool(getattr(args, "use_rope_scaling", False)),

@@ -183,7 +183,8 @@ def torch_losses(folder: Path, checkpoint: Checkpoint) -> list[float]:
     assert checkpoint.optimizer is not None
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
-            slot: torch.tensor(checkpoint.optimizer.slots[slot][name].numpy()) for slot in ("step", "exp_avg", "exp_avg_sq")
+            slot: torch.tensor(checkpoint.optimizer.slots[slot][name].numpy())
+            for slot in ("step", "exp_avg", "exp_avg_sq")
         }
     batch = torch.tensor(tokens())
     losses = []

@@ -99,7 +99,8 @@ def test_nemo_is_read_in_place(real: Real) -> None:
     ("layout", "said"),
     [
         ("tp=2 pp=2", ""), ("tp=4", "2 query groups don't divide by TP 4; TP may be 1, 2"),
-        ("pp=3", "4 layers don't divide by PP 3; PP may be 1, 2, 4"), ("tp=1", "load_checkpoint takes them at no other"),
+        ("pp=3", "4 layers don't divide by PP 3; PP may be 1, 2, 4"),
+        ("tp=1", "load_checkpoint takes them at no other"),
         ("ep=2", "EP 2 is for models with experts"),
     ],
 )  # fmt: skip

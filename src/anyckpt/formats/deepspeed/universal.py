@@ -27,7 +27,7 @@ from anyckpt.core.topology import Topology
 from anyckpt.finding import Report
 from anyckpt.formats.deepspeed.around import with_surroundings
 from anyckpt.formats.deepspeed.contents import compute_dtype, load
-from anyckpt.formats.deepspeed.files import chosen_step, is_universal, parts_in, unfinished
+from anyckpt.formats.deepspeed.files import chosen_step, is_universal, parts_in, steps_in, unfinished
 from anyckpt.formats.deepspeed.load import Loader, mapping, options_of, sequence, tensor_of
 from anyckpt.formats.deepspeed.step import OPTIMIZER_KEYS, assemble, model_shapes
 from anyckpt.formats.table import WriteOptions
@@ -39,8 +39,11 @@ GLOBAL_STATE = "zero/optimizer_state.pt"
 
 
 def matches(place: Place) -> bool:
-    """A universal folder, or one whose `latest_universal` leads to it where no ordinary step is beside it."""
-    return is_universal(place)
+    """A universal folder, or one whose steps all are universal."""
+    if is_universal(place):
+        return True
+    steps = steps_in(place)
+    return bool(steps) and all(is_universal(place.subplace(tag)) for tag in steps)
 
 
 def read(place: Place, report: Report) -> Checkpoint:

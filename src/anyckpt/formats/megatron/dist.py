@@ -129,7 +129,8 @@ def assemble(place: Place, found: folders.Found, stored: Stored, report: Report,
     return Checkpoint(
         format, str(place.path), weights, optimizer=optimizer, step=iteration,
         scheduler=common.get("opt_param_scheduler"), rng=rng or None, state=state, config=args or None,
-        topology=topology, facts={**stored.facts, **steps, "param_state": _param_state(common), "branch": branch, "imports": imports},
+        topology=topology,
+        facts={**stored.facts, **steps, "param_state": _param_state(common), "branch": branch, "imports": imports},
     )  # fmt: skip
 
 

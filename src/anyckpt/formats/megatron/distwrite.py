@@ -142,10 +142,10 @@ def _tensors(tensors: Mapping[str, Tensor], prefix: str, shape: _Shape) -> Itera
         first = own[0][3]
         sizes = tuple(max(lead[a] for lead, *_ in own) + 1 for a in range(len(own[0][0])))
         chunks: list[tuple[int, Shape, Tensor]] = []
-        for lead, stage, name, tensor in own:
+        for at, stage, name, tensor in own:
             for rank, start, part in _cut(name, tensor, stage, shape):
-                whole = ops.reshape(part, (*(1 for _ in lead), *part.shape))
-                chunks.append((rank, (*lead, *start), whole))
+                whole = ops.reshape(part, (*(1 for _ in at), *part.shape))
+                chunks.append((rank, (*at, *start), whole))
         yield key, Chunked(first.dtype, (*sizes, *first.shape), tuple(chunks))
 
 

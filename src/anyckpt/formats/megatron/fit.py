@@ -27,7 +27,8 @@ def fit(checkpoint: Checkpoint, options: WriteOptions) -> Checkpoint:
     """The checkpoint as it will be read again from what is written for `options.topology`.
 
     `options.extra`: `transformer_impl` ("local", "transformer_engine") and `moe_grouped_gemm` choose the spelling,
-    which otherwise stays, `make_vocab_size_divisible_by` the padding; `findings` is given what the reader of the result should know.
+    which otherwise stays, `make_vocab_size_divisible_by` the padding; `findings` is given what the reader of the
+    result should know.
     Raises UsageError where the layout makes no sense for the model.
     """
     args = dict(checkpoint.config or {})
@@ -162,4 +163,4 @@ def note(code: str, message: str) -> Finding:
 def refuse_unknown(args: Mapping[str, Any]) -> None:
     """What can't be written for another layout."""
     if args.get("moe_mlp_glu_interleave_size"):
-        raise Refused("the experts' gate and up rows are interleaved (moe_mlp_glu_interleave_size), which is not written")
+        raise Refused("the experts' gate and up rows are interleaved (moe_mlp_glu_interleave_size)")

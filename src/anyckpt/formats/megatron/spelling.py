@@ -1,7 +1,7 @@
 """One spelling into another: names before core, core's with local layers, core's with Transformer Engine's.
 
     language_model.encoder.layers.0.self_attention.query_key_value.weight     before core; NeMo's too
-    decoder.layers.0.input_layernorm.weight                                   core, local layers: what all are brought to
+    decoder.layers.0.input_layernorm.weight                                   core, local layers: all are brought to it
     decoder.layers.0.self_attention.linear_qkv.layer_norm_weight              core, Transformer Engine
 
 A norm is fused into the projection behind it only where there is one: before experts it stays `pre_mlp_layernorm`.
@@ -59,7 +59,9 @@ def to_local(tensors: Mapping[str, T]) -> dict[str, T]:
     return {local_name(name): tensor for name, tensor in tensors.items()}
 
 
-def respelled(tensors: Mapping[str, T], *, engine: bool, grouped: bool, names: Iterable[str] | None = None) -> dict[str, T]:
+def respelled(
+    tensors: Mapping[str, T], *, engine: bool, grouped: bool, names: Iterable[str] | None = None
+) -> dict[str, T]:
     """All names as a model of Transformer Engine's layers (or local ones), of grouped (or sequential) experts has them.
 
     `names`: of the weights, where `tensors` are a part of them: they tell which layers have experts.

@@ -18,8 +18,8 @@ import numpy as np
 from anyckpt.core import ops
 from anyckpt.core.checkpoint import Checkpoint, Optimizer
 from anyckpt.core.dtypes import DTYPES, DType
-from anyckpt.core.inert import Opaque
 from anyckpt.core.inert import Mapping as OrderedDict
+from anyckpt.core.inert import Opaque
 from anyckpt.core.layout import FileLayout, Part
 from anyckpt.core.tensor import Tensor, filled, from_array
 from anyckpt.core.topology import Topology
@@ -221,7 +221,7 @@ def options_of(optimizer: Optimizer, decayed: bool, is_expert: bool) -> dict[str
     """The saved options of such a group, or the nearest to them."""
     def distance(group: Mapping[str, Any]) -> int:
         has_decay = group.get("wd_mult", 1.0 if group.get("weight_decay") else 0.0) != 0
-        return 2 * (has_decay != decayed) + (bool(group.get("is_expert_parallel")) != is_expert)
+        return 2 * int(has_decay != decayed) + int(bool(group.get("is_expert_parallel")) != is_expert)
 
     nearest = min(optimizer.groups, key=distance, default={})
     plain = {k: Replacements([]).plain(v) for k, v in nearest.items() if k not in ("params", "step")}
