@@ -133,7 +133,9 @@ def make_plan(layouts: Sequence[FileLayout], *, max_memory: int, jobs: int) -> P
             for part in _split(segment):
                 batch.append(part)
                 n_bytes += part.length
-                if n_bytes >= TASK_BYTES or len(batch) >= TASK_SEGMENTS:
+                # smaller where there is work to do, so that no thread is left with the last long one
+                enough = COMPUTE_BYTES // 2 if isinstance(part, Compute) else TASK_BYTES
+                if n_bytes >= enough or len(batch) >= TASK_SEGMENTS:
                     tasks.append(Task(i, tuple(batch), n_bytes))
                     batch, n_bytes = [], 0
         if batch:
