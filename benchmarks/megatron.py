@@ -100,7 +100,7 @@ def make_sparse(work: Path) -> Path:
     target = work / "sparse"
     if target.exists():
         return target
-    source = source_of(work / "noise", 0, experts=64, width=1024, layers=64)
+    source = source_of(work / "noise", 0, experts=64, width=1024, layers=48)
     options = WriteOptions("sparse", topology=Topology(tp=8, pp=16, ep=8, etp=8, dp=8), extra={"training": True})
     for layout in megatron.write(megatron.fit(source, options), options):
         path = target / layout.name

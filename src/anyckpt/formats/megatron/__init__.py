@@ -19,7 +19,7 @@ from anyckpt.finding import Report
 from anyckpt.formats import of_file
 from anyckpt.formats.megatron import distrib, folders, optimizer
 from anyckpt.formats.megatron.join import Placements, join_all, place_all, replicas_of, weights_lookup
-from anyckpt.formats.megatron.ranks import Grid, Rank, read_grid
+from anyckpt.formats.megatron.ranks import MANY_RANKS, Grid, Rank, read_grid
 from anyckpt.formats.megatron.write import fit, write
 from anyckpt.formats.torch.saved import saved_object
 from anyckpt.io.paths import printable
@@ -76,12 +76,13 @@ def _optimizer(
 ) -> tuple[Optimizer | None, tuple[Any, ...]]:
     """The optimizer of all ranks, from their own files or the distributed one's beside them."""
     by_rank: dict[Rank, optimizer.RankSlots] = {}
+    known = frozenset(place.names)
     imports: list[Any] = []
     for rank, state in grid.states.items():
         name = f"{state.file.rpartition('/')[0]}/{distrib.FILE}"
-        if name in place.names:
+        if name in known:
             try:
-                saved = saved_object(place.open(name), report)
+                saved = saved_object(place.open(name), report, lazy=len(grid.states) > MANY_RANKS)
             except CheckpointError as error:
                 report.extend([error.finding])
                 continue

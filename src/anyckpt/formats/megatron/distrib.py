@@ -28,7 +28,6 @@ from anyckpt.formats.megatron.join import is_tied
 from anyckpt.formats.megatron.optimizer import Local, RankSlots, entries_of, inner_of, parameters_of, shares
 from anyckpt.formats.megatron.ranks import RankState
 from anyckpt.sharding.buckets import Buffer, bucket_sizes, lay_out
-from anyckpt.sharding.flat import run
 
 FILE = "distrib_optim.pt"
 SAMPLE = 64  # elements of a master compared with its weight, to choose between layouts
@@ -130,11 +129,10 @@ def _cut(
         )
         found.unnamed += len(parameters)
         return
-    for name, start in chosen.file_offsets().items():
-        weight = weights[name]
-        for slot, whole in flat.items():
-            piece = ops.reshape(run(whole, start, weight.size), weight.shape)
-            found.slots.setdefault(SLOT_NAMES.get(slot, slot), {})[v, name] = piece
+    offsets = chosen.file_offsets()
+    for slot, whole in flat.items():
+        own = found.flat.setdefault(SLOT_NAMES.get(slot, slot), {})
+        own.update(((v, name), (whole, start, weights[name].shape)) for name, start in offsets.items())
 
 
 def layouts(weights: Mapping[str, Tensor], state: RankState, v: int, pp: int) -> Iterator[Buffer]:

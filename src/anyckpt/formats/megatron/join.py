@@ -6,14 +6,15 @@ masters are then joined by the same placements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from anyckpt.core import ops
+from anyckpt.core.box import Shape
+from anyckpt.core.dtypes import DType
 from anyckpt.core.source import Absent
 from anyckpt.core.tensor import Tensor, from_source, stored_bytes
-from anyckpt.errors import UsageError
 from anyckpt.finding import Report
 from anyckpt.formats.megatron import parts
 from anyckpt.formats.megatron.ranks import Grid, Rank, RankState
@@ -23,6 +24,8 @@ from anyckpt.sharding.tp import Partition, is_expert, join
 
 Lookup = Callable[[Rank, int, str], Tensor | None]
 """(rank, virtual chunk, local name) -> its shard of a weight or of a slot."""
+Kind = tuple[DType, Shape]
+KindOf = Callable[[Rank, int, str], Kind | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,44 +195,69 @@ def _original(
     return next((name for name in placed if name.endswith("embedding.word_embeddings.weight")), None)
 
 
-def join_all(placements: Placements, lookup: Lookup, report: Report, *, copies: bool = False) -> dict[str, Tensor]:
+def join_all(
+    placements: Placements, lookup: Lookup, report: Report, kind_of: KindOf | None = None
+) -> Mapping[str, Tensor]:
     """Every parameter that any rank has by `lookup`, whole; lost shards are absent parts of it.
 
-    `copies`: the second copies of tied weights as well.
+    Second copies of tied weights are left out. What does not go together is reported and left out; a tensor is made
+    when it is asked for, for there are many. `kind_of` says what `lookup` would give without making it.
     """
-    found: dict[str, Tensor] = {}
+    kind_of = kind_of or (lambda rank, v, local: _kind(lookup(rank, v, local)))
+    found: dict[str, Placement] = {}
     for placement in placements.all:
-        if placement.name in placements.copies and not copies:
+        if placement.name in placements.copies:
             continue
-        tensor = join_one(placement, lookup, report)
-        if tensor is not None:
-            found[placement.name] = tensor
-    return found
+        v = placement.chunk[1]
+        kinds = {kind_of(r, v, placement.local) for r in placement.ranks if r is not None} - {None}
+        if len(kinds) > 1:
+            listed = ", ".join(sorted(f"{kind[0]} {list(kind[1])}" for kind in kinds if kind))
+            report.add(
+                "shape-mismatch", f"the ranks' shards don't go together: they are of {listed}",
+                where=printable(placement.name),
+            )
+        elif kinds:
+            found[placement.name] = placement
+    return Joined(found, lookup)
 
 
-def join_one(placement: Placement, lookup: Lookup, report: Report) -> Tensor | None:
-    """One parameter, None where no rank has it."""
+def _kind(tensor: Tensor | None) -> Kind | None:
+    return None if tensor is None else (tensor.dtype, tensor.shape)
+
+
+class Joined(Mapping[str, Tensor]):
+    """Parameters by global name, each joined from its shards on first use."""
+
+    __slots__ = ("_lookup", "_made", "_placements")
+
+    def __init__(self, placements: Mapping[str, Placement], lookup: Lookup) -> None:
+        self._placements, self._lookup = placements, lookup
+        self._made: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        made = self._made.get(name)
+        if made is None:
+            made = self._made[name] = join_one(self._placements[name], self._lookup)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._placements)
+
+    def __len__(self) -> int:
+        return len(self._placements)
+
+
+def join_one(placement: Placement, lookup: Lookup) -> Tensor:
+    """One parameter, of which some rank has a shard."""
     v = placement.chunk[1]
-    shards = [rank and lookup(rank, v, placement.local) for rank in placement.ranks]
-    known = next((s for s in shards if s is not None), None)
-    if known is None:
-        return None
+    shards = [None if rank is None else lookup(rank, v, placement.local) for rank in placement.ranks]
+    known = next(s for s in shards if s is not None)
     if known.ndim == 0:  # a step, the same on every rank
         return known
-    held = [known if s is None else s for s in shards]
-    if any(s is None for s in shards):
-        absent = from_source(
-            known.dtype, known.shape, Absent(stored_bytes(known.dtype, known.shape), "the rank's file is not there")
-        )
-        held = [absent if s is None else s for s in shards]
-    try:
-        return join(held, placement.partition)
-    except UsageError as error:
-        report.add(
-            "shape-mismatch", f"the ranks' shards of {printable(placement.name)} don't go together: {error}",
-            where=printable(placement.name),
-        )
-        return None
+    absent = from_source(
+        known.dtype, known.shape, Absent(stored_bytes(known.dtype, known.shape), "the rank's file is not there")
+    )
+    return join([absent if s is None else s for s in shards], placement.partition)
 
 
 def replicas_of(placements: Placements, lookup: Lookup) -> list[tuple[str, Tensor, Tensor]]:

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
+from anyckpt.core import ops
 from anyckpt.core.box import Shape
 from anyckpt.core.checkpoint import Optimizer
 from anyckpt.core.inert import TensorSubclass
 from anyckpt.core.tensor import Tensor
 from anyckpt.finding import Report
 from anyckpt.formats.megatron import parts
-from anyckpt.formats.megatron.join import Placements, join_all, modern_order
+from anyckpt.formats.megatron.join import Kind, Placements, join_all, modern_order
 from anyckpt.formats.megatron.ranks import Grid, Rank, RankState
 from anyckpt.formats.torch.assign import assign, candidates
 from anyckpt.formats.torch.optimizer import is_optimizer
+from anyckpt.sharding.flat import run
 
 Local = tuple[int, str]
 """(virtual chunk, local name): a parameter within a rank."""
@@ -32,11 +35,30 @@ Local = tuple[int, str]
 
 @dataclass(slots=True)
 class RankSlots:
-    """A rank's optimizer by parameter. `groups`: options, and the parameters of each."""
+    """A rank's optimizer by parameter. `groups`: options, and the parameters of each.
+
+    `flat`: what lies in flat buffers: the buffer, the first element in it, the shape.
+    """
 
     slots: dict[str, dict[Local, Tensor]] = field(default_factory=dict)
+    flat: dict[str, dict[Local, tuple[Tensor, int, Shape]]] = field(default_factory=dict)
     groups: list[tuple[dict[str, Any], list[Local]]] = field(default_factory=list)
     unnamed: int = 0
+
+    def of(self, slot: str, local: Local) -> Tensor | None:
+        """A parameter's tensor of a slot."""
+        if (found := self.flat.get(slot, {}).get(local)) is not None:
+            whole, start, shape = found
+            return ops.reshape(run(whole, start, prod(shape)), shape)
+        return self.slots.get(slot, {}).get(local)
+
+
+    def kind(self, slot: str, local: Local) -> Kind | None:
+        """Element type and shape of what `of` gives."""
+        if (found := self.flat.get(slot, {}).get(local)) is not None:
+            return found[0].dtype, found[2]
+        tensor = self.slots.get(slot, {}).get(local)
+        return None if tensor is None else (tensor.dtype, tensor.shape)
 
 
 def entries_of(saved: Any) -> list[Any]:
@@ -183,14 +205,18 @@ def merge(
     by_rank: Mapping[Rank, RankSlots], grid: Grid, placements: Placements, report: Report, kind: str
 ) -> Optimizer | None:
     """One optimizer by global name of what the ranks hold."""
-    slots: dict[str, dict[str, Tensor]] = {}
-    kinds = list(dict.fromkeys(slot for found in by_rank.values() for slot in found.slots))
+    slots: dict[str, Mapping[str, Tensor]] = {}
+    kinds = list(dict.fromkeys(slot for found in by_rank.values() for slot in (*found.flat, *found.slots)))
     for slot in kinds:
         def lookup(rank: Rank, v: int, local: str, slot: str = slot) -> Tensor | None:
             found = by_rank.get(rank)
-            return found.slots.get(slot, {}).get((v, local)) if found else None
+            return found.of(slot, (v, local)) if found else None
 
-        joined = join_all(placements, lookup, report)
+        def kind_of(rank: Rank, v: int, local: str, slot: str = slot) -> Kind | None:
+            found = by_rank.get(rank)
+            return found.kind(slot, (v, local)) if found else None
+
+        joined = join_all(placements, lookup, report, kind_of)
         if joined:
             slots[slot] = joined
     unnamed = sum(found.unnamed for found in by_rank.values())

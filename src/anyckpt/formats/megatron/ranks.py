@@ -31,6 +31,8 @@ from anyckpt.formats.torch.unwrap import as_entry
 from anyckpt.io.place import Place
 from anyckpt.pickle.result import Import
 
+MANY_RANKS = 64
+"""Above so many files, zip headers are checked when tensors are read (and by `verify --deep`), not before."""
 Rank = tuple[int, int, int]
 """(tensor, pipeline, expert)."""
 
@@ -143,10 +145,11 @@ def read_grid(place: Place, report: Report) -> Grid:
     """Read every rank's file. Raises the first error where none can be read."""
     read: list[tuple[RankName, Mapping[str, Any], tuple[Import, ...]]] = []
     damaged: list[RankName] = []
-    for name in rank_names(place):
+    names = rank_names(place)
+    for name in names:
         try:
             file = place.open(name.file)
-            saved = saved_object(file, report)
+            saved = saved_object(file, report, lazy=len(names) > MANY_RANKS)
             if not isinstance(saved.value, dict):
                 raise fail("malformed-item", "is no dict of a training state", where=file.name)
             read.append((name, {str(k): v for k, v in saved.value.items()}, saved.imports))

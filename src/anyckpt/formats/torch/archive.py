@@ -19,6 +19,7 @@ from typing import Any
 from anyckpt.core.source import Absent, File, Span
 from anyckpt.errors import CheckpointError
 from anyckpt.finding import Report, fail, located
+from anyckpt.io.bounds import check_range
 from anyckpt.io.paths import printable
 from anyckpt.io.view import SubFile
 from anyckpt.io.zip import ZipArchive, read_zip
@@ -66,7 +67,8 @@ class Records:
     """The storages of one archive, found by the persistent ids of its pickles.
 
     They are the members `<top>/<folder>/<key>`. `used` are the names of those that pickles named. `may_be_empty`: only
-    types and shapes are kept where a record is empty (TorchScript's traced inputs).
+    types and shapes are kept where a record is empty (TorchScript's traced inputs). `lazy`: local headers are looked at
+    when a record is read, for checkpoints of very many files.
     """
 
     archive: ZipArchive
@@ -76,6 +78,7 @@ class Records:
     storages: dict[str, Storage] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     may_be_empty: bool = False
+    lazy: bool = False
 
     def persistent(self, pid: Any) -> Storage:
         """The storage of a persistent id; its record must be there and of the right size.
@@ -100,12 +103,64 @@ class Records:
                 f"({wanted.n_elements:,} elements), its record has {member.size:,}",
             )
         self.used.add(name)
-        span = Absent(wanted.n_bytes, "only its shape was saved") if absent else record_span(self.archive, member)
+        span: Absent | Span
+        if absent:
+            span = Absent(wanted.n_bytes, "only its shape was saved")
+        elif self.lazy and not member.method and member.size == member.stored_size:
+            span = Span(LazyRecord(self.archive, member), 0, member.size)
+        else:
+            span = record_span(self.archive, member)
         storage = Storage(
             span, wanted.dtype, wanted.key, wanted.location, wanted.n_bytes, wanted.n_elements, self.swapped
         )
         self.storages[wanted.key] = storage
         return storage
+
+
+@dataclass(slots=True, eq=False)
+class LazyRecord:
+    """A member that is stored as it is, as a file whose local header is looked at on first use."""
+
+    archive: ZipArchive
+    member: Member
+    _span: Span | None = None
+
+    @property
+    def name(self) -> str:
+        """The archive and the member."""
+        return f"{self.archive.file.name}!{printable(self.member.name)}"
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.member.size
+
+    def span(self) -> Span:
+        """Where it lies in the archive's own file."""
+        if self._span is None:
+            self._span = record_span(self.archive, self.member)
+        return self._span
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes of it."""
+        check_range(self.name, self.size, offset, length)
+        span = self.span()
+        return span.file.read(span.offset + offset, length)
+
+    def readinto(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from an offset."""
+        check_range(self.name, self.size, offset, buffer.nbytes)
+        span = self.span()
+        span.file.readinto(span.offset + offset, buffer)
+
+    def on_disk(self) -> tuple[File, int] | None:
+        """The local file and the place in it."""
+        span = self.span()
+        place = span.file.on_disk()
+        return place and (place[0], place[1] + span.offset)
+
+    def fileno(self) -> None:
+        return None
 
 
 def record_span(archive: ZipArchive, member: str | Member) -> Span:

@@ -11,7 +11,8 @@ from anyckpt.finding import Report, fail
 from anyckpt.formats import of_file
 from anyckpt.formats.torch import legacy
 from anyckpt.formats.torch import zip as torch_zip
-from anyckpt.formats.torch.archive import STANDARD, judge_strays, open_archive
+from anyckpt.formats.torch.archive import STANDARD, judge_strays, members_of, open_archive
+from anyckpt.formats.torch.zip import data_pickle
 from anyckpt.pickle.result import Import
 
 
@@ -23,11 +24,18 @@ class Saved:
     imports: tuple[Import, ...]
 
 
-def saved_object(file: File, report: Report) -> Saved:
+def saved_object(file: File, report: Report, *, lazy: bool = False) -> Saved:
     """Read the object of a file that torch.save wrote, in either container; what was cut off is absent and reported.
 
-    Raises CheckpointError where it is no such file, or nothing of it can be had.
+    `lazy`: local headers of a zip are looked at when a tensor is read, where there are very many files. Raises
+    CheckpointError where it is no such file, or nothing of it can be had.
     """
+    if lazy and file.read(0, min(4, file.size)) == b"PK\3\4":
+        archive = members_of(file)
+        if archive is not None and data_pickle(archive) is not None:
+            result, records = torch_zip.load(open_archive(file, report), report, lazy=True)
+            judge_strays(archive, {f"{records.top}/{name}" for name in STANDARD} | records.used, report)
+            return Saved(result.value, result.imports)
     row = of_file(file) if file.size else None
     if row is not None and row.name == "torch":
         try:

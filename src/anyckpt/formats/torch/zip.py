@@ -85,15 +85,15 @@ def read(file: File, report: Report) -> Checkpoint:
     return read_state(result.value, format="torch", path=file.name, report=report, facts=facts)
 
 
-def load(archive: ZipArchive, report: Report) -> tuple[Result, Records]:
-    """Run data.pkl of an archive of torch.save. Raises [missing-record] where there is none."""
+def load(archive: ZipArchive, report: Report, *, lazy: bool = False) -> tuple[Result, Records]:
+    """Run data.pkl of an archive of torch.save; `lazy` as in `Records`. Raises [missing-record] where there is none."""
     name = data_pickle(archive)
     if name is None:
         raise fail("missing-record", "there is no data.pkl in the archive", where=archive.file.name)
     top = name.rpartition("/")[0]
     if top != archive.top:
         report.add("ambiguous", f"its first member is not in the folder of {name}", where=archive.file.name)
-    records = Records(archive, top, "data", is_big_endian(archive, report))
+    records = Records(archive, top, "data", is_big_endian(archive, report), lazy=lazy)
     return run_member(archive, name, report, records.persistent), records
 
 
