@@ -77,14 +77,17 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Bytes when stored in C order."""
-        return stored_bytes(self.dtype, self.shape)
+        dtype = self.dtype
+        return prod(self.shape) * dtype.itemsize if dtype.block == 1 else stored_bytes(dtype, self.shape)
 
     @property
     def is_stored(self) -> bool:
         """Whether its bytes were saved (False for meta tensors and skipped data)."""
         if self.op is not None:
             return all(t.is_stored for t in self.op.inputs)
-        return not any(isinstance(p.source, Absent) for p in self.pieces)
+        if len(self.pieces) == 1:  # nearly always, and asked of each of a million tensors
+            return not isinstance(self.pieces[0].source, Absent)
+        return not any(isinstance(piece.source, Absent) for piece in self.pieces)
 
     def numpy(self, region: Box | None = None) -> Array:
         """Read it, or a box of it, into memory.

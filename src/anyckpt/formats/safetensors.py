@@ -22,7 +22,7 @@ from anyckpt.core.checkpoint import Checkpoint
 from anyckpt.core.dtypes import BY_SAFETENSORS, DType
 from anyckpt.core.layout import FileLayout, Part
 from anyckpt.core.source import File, Span
-from anyckpt.core.tensor import Tensor, from_source
+from anyckpt.core.tensor import Piece, Tensor
 from anyckpt.errors import UsageError
 from anyckpt.finding import Report, fail
 from anyckpt.formats.table import WriteOptions
@@ -53,7 +53,7 @@ class Stored(Mapping[str, Tensor]):
         if isinstance(row, Tensor):
             return row
         dtype, shape, file, offset = row
-        tensor = from_source(dtype, shape, Span(file, offset, dtype.nbytes(prod(shape))))
+        tensor = Tensor(dtype, shape, (Piece(Span(file, offset, dtype.nbytes(prod(shape)))),))
         self._rows[name] = tensor
         return tensor
 
@@ -358,12 +358,15 @@ def layout(name: str, weights: Mapping[str, Tensor], metadata: Mapping[str, str]
     ordered = sorted(weights, key=lambda n: (-RANK[spelled[n][0]], n))
     quote = plain_json.encoder.encode_basestring
     fields = [f'"__metadata__":{plain_json.dumps(dict(metadata), ensure_ascii=False, separators=(",", ":"))}']
+    kinds: dict[tuple[str, Shape], str] = {}  # a model has few: their text is made once
     ends, offset = [], 0
     for tensor_name in ordered:
-        dtype, shape = spelled[tensor_name]
+        kind = spelled[tensor_name]
+        text = kinds.get(kind)
+        if text is None:
+            text = kinds[kind] = f'{{"dtype":"{kind[0]}","shape":[{",".join(map(str, kind[1]))}],"data_offsets":['
         end = offset + weights[tensor_name].nbytes
-        sizes = ",".join(map(str, shape))
-        fields.append(f'{quote(tensor_name)}:{{"dtype":"{dtype}","shape":[{sizes}],"data_offsets":[{offset},{end}]}}')
+        fields.append(f"{quote(tensor_name)}:{text}{offset},{end}]}}")
         ends.append(end)
         offset = end
     header = ("{" + ",".join(fields) + "}").encode()
