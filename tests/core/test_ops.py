@@ -170,6 +170,16 @@ def test_casts_equal_the_generic_conversion(name: str) -> None:
     assert got.tobytes() == values.astype(DTYPES[name].numpy_dtype()).tobytes()
 
 
+@pytest.mark.parametrize(("source", "target"), [("bfloat16", "float16"), ("float16", "bfloat16")])
+def test_every_16_bit_value_is_cast_as_the_generic_conversion_does(source: str, target: str) -> None:
+    every = np.tile(np.arange(1 << 16, dtype=np.uint16), 2).view(DTYPES[source].numpy_dtype())
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = every.astype(DTYPES[target].numpy_dtype())
+    got = kernels.cast(every.reshape(2, -1), DTYPES[target])
+    assert got.dtype == want.dtype
+    assert got.tobytes() == want.tobytes()
+
+
 def test_bfloat16_rounds_to_nearest_even_and_keeps_nan_and_infinity() -> None:
     bits = np.array([0x3F808000, 0x3F818000, 0x7F800000, 0xFF800000, 0x7F800001, 0x7F7FFFFF, 0x00000001], np.uint32)
     got = kernels.cast(bits.view(np.float32), DTYPES["bfloat16"]).view(np.uint16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +17,27 @@ if TYPE_CHECKING:
 def cast(array: Array, dtype: DType) -> Array:
     """Values in another dtype, rounded to nearest even, as torch's `.to(dtype)`.
 
-    float32 to bfloat16 is done on the bits, which is several times faster than the generic conversion.
+    float32 to bfloat16 is done on the bits, and between 16-bit types by a table: several times faster than the generic
+    conversion.
     """
     target = dtype.numpy_dtype()
     if array.dtype == np.float32 and dtype.name == "bfloat16":
         return _float32_to_bfloat16(array)
+    if array.dtype.itemsize == 2 and dtype.itemsize == 2 and dtype.kind == "float" and array.size >= 1 << 16:
+        return np.take(_table(array.dtype, target), array.view(np.uint16))
     if dtype.kind == "bool":
         return np.asarray(array != 0)
     with np.errstate(over="ignore", invalid="ignore"):
         if array.dtype.kind == "c" and target.kind != "c":
             array = array.real
         return array.astype(target)
+
+
+@lru_cache
+def _table(source: np.dtype[Any], target: np.dtype[Any]) -> Array:
+    """Every value of a 16-bit type in another: looking one up is several times faster than converting it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.arange(1 << 16, dtype=np.uint16).view(source).astype(target)
 
 
 def _float32_to_bfloat16(array: Array) -> Array:

@@ -108,18 +108,18 @@ class Narrow:
     def compute(self, box: Box, arrays: Sequence[Array]) -> Array:
         out = np.empty(arrays[0].shape, np.float16)
         source, target = arrays[0].reshape(-1), out.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for i in range(0, source.size, CHUNK):
-                values = source[i : i + CHUNK].astype(np.float32)
-                target[i : i + CHUNK] = values
-                if not (values.max() < 65520 and values.min() > -65520):
-                    self._check(values)
+        for i in range(0, source.size, CHUNK):
+            values = source[i : i + CHUNK]
+            narrow = kernels.cast(values, DTYPES["float16"])
+            target[i : i + CHUNK] = narrow
+            if (narrow.view(np.uint16) & 0x7FFF >= 0x7C00).any():  # infinite or NaN
+                self._check(values.astype(np.float32), narrow)
         return out
 
     @staticmethod
-    def _check(values: Array) -> None:
+    def _check(values: Array, narrow: Array) -> None:
         """Raise where a finite value became infinite; NaN and infinities stay what they are."""
-        if (np.isinf(values.astype(np.float16)) & np.isfinite(values)).any():
+        if (np.isinf(narrow) & np.isfinite(values)).any():
             raise fail(
                 "lossy",
                 "a value is beyond what float16 can hold (65,504)",
