@@ -120,5 +120,5 @@ def _read(row: Format, source: File | Place, report: Report) -> Checkpoint:
     from anyckpt.formats.deepspeed.placeholders import check as check_placeholders
 
     checkpoint: Checkpoint = row.load().read(source, report)
-    check_placeholders(checkpoint.weights, checkpoint.path, report)
+    check_placeholders(checkpoint, report)
     return replace(checkpoint, findings=tuple(report.findings), verdict=report.verdict)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anyckpt.core.checkpoint import Checkpoint, Optimizer
@@ -32,6 +32,8 @@ SHUFFLED = {"deepspeed": {"ds_config": {"zero_optimization": {"round_robin_gradi
 SMALL = {"deepspeed": {"ds_config": {"zero_optimization": {"sub_group_size": 9}}, "buffer_names": []}}
 
 
+@example(shapes=[[(0,), (0,)]], zero=1, dp=1, dtype="float32", state=PLAIN)  # once taken for ZeRO-3's placeholders
+@example(shapes=[[(0,), (0,)]], zero=3, dp=2, dtype="bfloat16", state=PLAIN)
 @settings(deadline=None, max_examples=40)
 @given(
     shapes=GROUPS, zero=st.sampled_from([1, 2, 3]), dp=st.integers(1, 5),
