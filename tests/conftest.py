@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 TESTS = Path(__file__).resolve().parent
 CORPUS = TESTS.parent.parent / "shared" / "corpus"
@@ -43,3 +45,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing = [name for name in JUDGES if importlib.util.find_spec(name) is None]
         if missing:
             pytest.fail(f"needs {', '.join(missing)}: pip install -e '.[test,frameworks]'", pytrace=False)
+
+
+# CI tries the same cases each time, so that a red run is a change's doing; everybody else's runs look for new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
