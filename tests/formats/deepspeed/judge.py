@@ -159,10 +159,9 @@ def digest(state: dict[str, Any]) -> str:
 
 def one_job(job: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     """Train or resume, on this rank."""
+    import deepspeed
     import torch
     from torch import distributed
-
-    import deepspeed
 
     model = build_model(job.get("seed", 7 if job["do"] == "save" else 99))
     engine, *_ = deepspeed.initialize(model=model, optimizer=build_optimizer(model), config=config(job, world))
@@ -210,9 +209,8 @@ def rank_main(jobs: list[dict[str, Any]], rank: int, world: int, port: int, resu
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }
-    from torch import distributed
-
     import deepspeed
+    from torch import distributed
 
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     found = []
@@ -234,9 +232,8 @@ def main() -> int:
     world, jobs, results = int(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()), sys.argv[3]
     import socket
 
-    import torch
-
     import deepspeed
+    import torch
 
     torch.set_num_threads(1)
     for name in list(deepspeed.ops.__compatible_ops__):  # nothing is compiled on the way
